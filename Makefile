@@ -1,0 +1,39 @@
+# Everything needed is set up on first use; Python 3.11 or newer and make are all that must be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help run test check format bench clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+run: $(READY) ## the first thing to try: SAFA on the Boston task, rounds only
+	$(BIN)/safa run boston --no-train --out runs/boston --force
+
+test: $(READY) ## all tests; the protocol room must be covered to the last branch
+	$(BIN)/pytest tests/protocol --cov=safa.protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(BIN)/pytest tests --ignore=tests/protocol
+
+check: $(READY) ## linter, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## put the code into the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## how the cost of a run grows with the fleet
+	$(BIN)/python benchmarks/scale.py
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,5 @@
+"""`python -m safa`."""
+
+from safa.cli import entry
+
+entry()

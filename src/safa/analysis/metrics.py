@@ -1,0 +1,141 @@
+"""Metrics of a run, from its records and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.records import RoundRecord, Verdict
+
+__all__ = ["METRICS", "Metrics", "jain_index", "measure"]
+
+METRICS: dict[str, str] = {
+    "round_length_s": "mean length of a round (Eq. 17)",
+    "round_length_s_as_printed": "the same with T_dist as the paper's tables have it",
+    "t_dist_s": "mean time to send out the model in a round, T_dist (Eq. 19)",
+    "t_dist_s_as_printed": "the same computed, as in the paper's tables, from the copies sent since round 1",
+    "sync_ratio": "SR: copies of the model sent, per client and round (Eq. 9)",
+    "effective_update_ratio": "EUR: share of the clients whose update was picked, per round (Eq. 4)",
+    "version_variance": "VV: variance of the versions that were trained from, per round (Eq. 10)",
+    "futility": "share of the local work that was thrown away",
+    "starved": "share of the clients of which no update ever reached the global model",
+    "fairness": "Jain's index of the updates merged per client: 1 if all alike, 1/m if one had them all",
+    "refused": "updates that were refused",
+    "bytes_down": "bytes sent to clients",
+    "bytes_up": "bytes sent by clients",
+    "virtual_time_s": "when the last round closed",
+}
+"""The metrics by name, with what each one says."""
+
+
+class Metrics:
+    """Gathers the metrics of a run from its records, one after the other; needs no more memory than one round."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._length_s = self._dist_s = self._dist_printed_s = self._dist_total_s = 0.0
+        self._sent = self._client_rounds = self._refused = 0
+        self._picked_share = self._variance = 0.0
+        self._work_done = self._work_lost = self._bytes_down = self._bytes_up = 0.0
+        self._closed_s = 0.0
+        self._version = 0
+        self._clients = 0
+        self._merged = np.zeros(0, dtype=np.int64)
+        self._kept = np.zeros(0, dtype=np.bool_)  # has an undrafted update that waits for the next aggregation
+        self._buffered: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # (client, version) not made yet
+
+    def add(self, record: RoundRecord) -> None:
+        """Take in the next round."""
+        self._rounds += 1
+        self._length_s += record.length_s
+        self._dist_s += record.distribution_s
+        self._dist_total_s += record.distribution_s
+        self._dist_printed_s += self._dist_total_s
+        self._sent += len(record.sent)
+        self._client_rounds += record.clients
+        self._refused += len(record.refused)
+        self._picked_share += len(record.picked) / max(1, record.clients)
+        self._variance += record.version_variance
+        self._work_done += record.work_done
+        self._work_lost += record.work_lost
+        self._bytes_down += record.bytes_down
+        self._bytes_up += record.bytes_up
+        self._closed_s = record.closed_s
+        self._count_merged(record)
+
+    def _count_merged(self, record: RoundRecord) -> None:
+        """Count an update when a global version is made of it: at once if picked, one version later if undrafted.
+
+        An undrafted update never counts if its client is picked, or has to start over, before that version is made.
+        """
+        self._grow(record)
+        picked = record.verdict == Verdict.PICKED
+        self._kept[record.client[picked]] = False
+        self._kept[record.deprecated] = False
+        if record.version > self._version:
+            self._merged[self._kept] += 1
+            self._kept[:] = False
+        self._version = record.version
+        self._buffered.append((record.client[picked], record.into[picked]))
+        waiting = []
+        for client, into in self._buffered:
+            made = into <= record.version
+            np.add.at(self._merged, client[made], 1)
+            if not made.all():
+                waiting.append((client[~made], into[~made]))
+        self._buffered = waiting
+        self._kept[record.undrafted] = True
+
+    def _grow(self, record: RoundRecord) -> None:
+        self._clients = max(self._clients, record.clients, *(int(a.max()) + 1 for a in _known(record) if len(a)))
+        missing = self._clients - len(self._merged)
+        if missing > 0:
+            self._merged = np.concatenate([self._merged, np.zeros(missing, dtype=np.int64)])
+            self._kept = np.concatenate([self._kept, np.zeros(missing, dtype=np.bool_)])
+
+    @property
+    def merged(self) -> NDArray[np.int64]:
+        """How many updates of each client reached the global model."""
+        return self._merged.copy()
+
+    def values(self) -> dict[str, float]:
+        """The metrics so far, under the names in `METRICS`."""
+        rounds = max(1, self._rounds)
+        length_s, dist_s, printed_s = self._length_s / rounds, self._dist_s / rounds, self._dist_printed_s / rounds
+        return {
+            "round_length_s": length_s,
+            "round_length_s_as_printed": length_s - dist_s + printed_s,
+            "t_dist_s": dist_s,
+            "t_dist_s_as_printed": printed_s,
+            "sync_ratio": self._sent / max(1, self._client_rounds),
+            "effective_update_ratio": self._picked_share / rounds,
+            "version_variance": self._variance / rounds,
+            "futility": self._work_lost / self._work_done if self._work_done else 0.0,
+            "starved": float(np.mean(self._merged == 0)) if len(self._merged) else 0.0,
+            "fairness": jain_index(self._merged),
+            "refused": self._refused,
+            "bytes_down": self._bytes_down,
+            "bytes_up": self._bytes_up,
+            "virtual_time_s": self._closed_s,
+        }
+
+
+def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:
+    """The arrays of a record that name clients which exist."""
+    return record.sent, record.client[record.verdict != Verdict.REFUSED], record.joined
+
+
+def measure(records: Iterable[RoundRecord]) -> dict[str, float]:
+    """The metrics of a whole run."""
+    metrics = Metrics()
+    for record in records:
+        metrics.add(record)
+    return metrics.values()
+
+
+def jain_index(counts: NDArray[np.int64]) -> float:
+    """Jain's fairness index, (sum x)^2 / (m * sum x^2); 0 where nobody has anything."""
+    squares = float(np.sum(counts.astype(np.float64) ** 2))
+    return float(np.sum(counts)) ** 2 / (len(counts) * squares) if squares else 0.0

@@ -1,0 +1,335 @@
+"""The command line: commands, progress, exit codes.
+
+Exit codes: 0 done, 2 something that was given cannot be used (one sentence on stderr says what), 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import safa
+from safa.analysis import METRICS, Metrics
+from safa.errors import SafaError
+from safa.paper import PRESETS
+from safa.protocol import available
+from safa.runs import RunWriter, new_folder, plain
+from safa.settings import Settings
+from safa.simulation import run_rounds
+from safa.sweep import combinations, run_sweep
+from safa.tasks import TASKS
+
+__all__ = ["entry", "main"]
+
+_PROGRESS_AFTER_S = 2.0
+_MOST_ROWS = 40
+_T = TypeVar("_T")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SafaError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], None] = arguments.command
+        command(arguments)
+    except SafaError as problem:
+        print(f"safa: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stop:
+        print(f"safa: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+def entry() -> NoReturn:
+    """The `safa` command."""
+    sys.exit(main())
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="safa", description=safa.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"safa {safa.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    run = commands.add_parser(
+        "run", help="simulate one run", description="Simulate one run of a protocol on a fleet.", allow_abbrev=False
+    )
+    run.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
+    _add_settings(run, lists=False)
+    run.add_argument("--config", metavar="FILE", help="settings from a config.toml; options given here go before it")
+    run.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object, nothing else")
+    run.add_argument("--out", metavar="DIR", help="write the run into this folder; without it nothing is written")
+    run.set_defaults(command=_run)
+
+    sweep = commands.add_parser(
+        "sweep",
+        help="simulate every combination of settings",
+        description="Simulate every combination of settings: any option takes a list, separated by commas.",
+        allow_abbrev=False,
+    )
+    sweep.add_argument("task", metavar="TASK", help=f"one or more of {', '.join(TASKS)}")
+    _add_settings(sweep, lists=True)
+    sweep.add_argument("--out", metavar="DIR", help="write DIR/results.csv (default: a new folder in runs/)")
+    sweep.add_argument(
+        "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
+    )
+    sweep.set_defaults(command=_sweep)
+
+    protocols = commands.add_parser("protocols", help="list the protocols", allow_abbrev=False)
+    protocols.set_defaults(command=_protocols)
+    tasks = commands.add_parser("tasks", help="list the tasks and their settings", allow_abbrev=False)
+    tasks.set_defaults(command=_tasks)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
+    """An option for every setting; one that was not given leaves no trace, so that defaults stay in one place."""
+    groups: dict[str, Any] = {}
+    for item in fields(Settings):
+        if not item.metadata:
+            continue
+        title = item.metadata["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        flag = item.metadata["flag"] or f"--{item.name.replace('_', '-')}"
+        convert = _converter(item.name, str(item.type))
+        known = isinstance(item.default, str | int | float) and f" (default: {item.default})".lower()
+        group.add_argument(
+            flag,
+            dest=item.name,
+            type=_list_of(convert) if lists else convert,
+            default=argparse.SUPPRESS,
+            metavar="FILE" if item.metadata["is_file"] else _metavar(item.metadata["choices"], str(item.type)),
+            help=item.metadata["help"].replace("%", "%%") + (known or ""),
+        )
+    parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of a protocol from another package"
+    )
+    parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
+    parser.add_argument("--force", action="store_true", help="replace an output folder that already holds a run")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no table")
+
+
+def _metavar(choices: tuple[str, ...] | None, kind: str) -> str:
+    return "|".join(choices) if choices else {"int": "N", "float": "X", "bool": "yes|no"}.get(kind, "NAME")
+
+
+def _converter(name: str, kind: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        if kind == "bool":
+            words = {"yes": True, "true": True, "no": False, "false": False}
+            if text.lower() not in words:
+                raise SafaError(f"{name} must be yes or no, not {text!r}")
+            return words[text.lower()]
+        if kind not in ("int", "float"):
+            return text
+        try:
+            number = float(text)
+        except ValueError:
+            raise SafaError(f"{name} must be a number, not {text!r}") from None
+        return int(text) if kind == "int" and text.lstrip("+-").isdigit() else number
+
+    return convert
+
+
+def _list_of(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def convert_all(text: str) -> list[Any]:
+        return [convert(part.strip()) for part in text.split(",")]
+
+    return convert_all
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given on the command line."""
+    names = [item.name for item in fields(Settings) if item.metadata]
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def _foreign(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What --set gives, each value a number, true, false or text."""
+    options = {}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SafaError(f"--set needs NAME=VALUE, not {text!r}")
+        try:
+            options[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[name] = value
+    return options
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    config = Settings.read_toml(arguments.config) if arguments.config else {}
+    named = config.pop("task", None)
+    task = arguments.task or named
+    if task is None:
+        raise SafaError(f"name a task, one of {', '.join(TASKS)}")
+    preset = dict(PRESETS[arguments.preset]) if arguments.preset else {}
+    options = dict(config.pop("protocol_options", {})) | _foreign(arguments)
+    settings = Settings.of(task, **config | preset | _given(arguments), protocol_options=options)
+    start = time.perf_counter()
+    records = run_rounds(settings)
+    writer = RunWriter(Path(arguments.out), settings, force=arguments.force) if arguments.out else None
+    metrics = Metrics()
+    finished = 0
+    try:
+        for record in _with_progress(records, settings.rounds, "rounds", quiet=arguments.quiet):
+            metrics.add(record)
+            finished += 1
+            if writer:
+                writer.add(record)
+    except BaseException as problem:
+        if writer:
+            writer.close()
+        if isinstance(problem, KeyboardInterrupt):
+            kept = f"{finished} of {settings.rounds} rounds are finished"
+            raise KeyboardInterrupt(f"{kept} and can be read in {writer.folder}" if writer else kept) from None
+        raise
+    learned: dict[str, Any] = {"best_accuracy": None, "best_loss": None}
+    values = metrics.values() | learned
+    if writer:
+        writer.close(values)
+    result = values | {"wall_time_s": time.perf_counter() - start}
+    if arguments.json:
+        print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))
+    elif not arguments.quiet:
+        _print_summary(settings, result, writer)
+
+
+def _sweep(arguments: argparse.Namespace) -> None:
+    if arguments.workers < 1:
+        raise SafaError(f"workers must be at least 1, not {arguments.workers}")
+    given = _given(arguments)
+    options = _foreign(arguments)
+    if options:
+        given["protocol_options"] = [options]
+    tasks = [name.strip() for name in arguments.task.split(",")]
+    runs = combinations(tasks, given, preset=arguments.preset)
+    folder = Path(arguments.out) if arguments.out else _numbered(Path("runs"), f"sweep-{'-'.join(tasks)}")
+    table = new_folder(folder, force=arguments.force) / "results.csv"
+    rows: list[dict[str, Any]] = []
+    try:
+        results = run_sweep(runs, table, workers=min(arguments.workers, len(runs)))
+        rows.extend(_with_progress(results, len(runs), "runs", quiet=arguments.quiet))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{len(rows)} of {len(runs)} runs are finished and can be read in {table}") from None
+    if not arguments.quiet:
+        _print_rows(rows, [name for name, values in given.items() if len(values) > 1], len(tasks) > 1)
+        Console(stderr=True).print(f"{len(rows)} runs in {table}", highlight=False, soft_wrap=True)
+
+
+def _numbered(parent: Path, name: str) -> Path:
+    """The first folder name-1, name-2, ... that does not exist."""
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"
+
+
+def _protocols(_: argparse.Namespace) -> None:
+    table = Table("name", "what it does", box=None, pad_edge=False)
+    for name, cls in available().items():
+        table.add_row(name, (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "")
+    Console().print(table)
+
+
+def _tasks(_: argparse.Namespace) -> None:
+    table = Table("name", "what is learnt", box=None, pad_edge=False)
+    columns = ("samples", "clients", "rounds", "epochs", "batch_size", "lr", "round_limit_s")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for task in TASKS.values():
+        table.add_row(task.name, task.about, *(f"{getattr(task, name):g}" for name in columns))
+    Console().print(table)
+
+
+# -- what a person sees ----------------------------------------------------------------------------------------------
+
+
+def _with_progress(items: Iterable[_T], total: int, unit: str, *, quiet: bool) -> Iterator[_T]:
+    """The items, with a progress bar on stderr if they take more than two seconds."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    start = time.perf_counter()
+    job = bar.add_task(unit, total=total)
+    try:
+        for done, item in enumerate(items):
+            if not quiet and not bar.live.is_started and time.perf_counter() - start > _PROGRESS_AFTER_S:
+                bar.start()
+            bar.update(job, completed=done)
+            yield item
+    finally:
+        bar.stop()
+
+
+def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
+    """What was run, in words, and what came out."""
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
+        f"C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
+        f"{settings.clock} clock, seed {settings.seed}."
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for name, meaning in METRICS.items():
+        table.add_row(name, f"{values[name]:,.4g}" if values[name] < 1000 else f"{values[name]:,.0f}", meaning)
+    console.print(table)
+    console.print(f"The rounds were simulated in {values['wall_time_s']:.2f} s. No model was trained.")
+    console.print(
+        f"Written to {writer.folder}" if writer else "Nothing was written; --out DIR keeps the rounds.", soft_wrap=True
+    )
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
+    """The runs of a sweep as a table: what was varied, and the metrics that matter most."""
+    names = [*(["task"] if several_tasks else []), *varied]
+    shown = ("round_length_s", "sync_ratio", "effective_update_ratio", "futility", "starved", "fairness")
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, style="cyan")
+    for name in shown:
+        table.add_column(name, justify="right")
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*(str(row[name]) for name in names), *(f"{row[name]:,.4g}" for name in shown))
+    console = Console()
+    console.print(table)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"... and {len(rows) - _MOST_ROWS} more", highlight=False)

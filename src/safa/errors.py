@@ -1,0 +1,15 @@
+"""Errors, split by who is to blame.
+
+`SafaError` is the user's: a wrong setting, a file that does not fit. It carries one clear sentence, and the command
+line prints that sentence and ends with exit code 2. `MisuseError` is the programmer's: a protocol was driven in an
+order that makes no sense. What comes from a client is never an exception: a protocol *refuses* it by name (see
+`safa.records.Refusal`), because a server must outlive its clients.
+"""
+
+
+class SafaError(ValueError):
+    """Something the user gave cannot be used; the message says what, what was given and what is allowed."""
+
+
+class MisuseError(RuntimeError):
+    """A protocol was driven out of order by the code around it."""

@@ -1,0 +1,85 @@
+"""When clients fail: at random, or by an availability trace."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.errors import SafaError
+from safa.fleet.streams import stream
+from safa.records import Ids
+
+__all__ = ["FAULT_MODELS", "Faults"]
+
+FAULT_MODELS = ("attempt", "round")
+
+
+class Faults:
+    """Decides whether and when a stretch of work is cut short.
+
+    A stretch is work without a break: from the start of an attempt, or from a client's return, to its end. With the
+    model `attempt` every stretch is struck with probability `crash_rate` when it begins; with `round`, as in the paper,
+    every client at work is, once in every round. The point is uniform over the work that is left. A trace cuts a
+    stretch when the client goes offline, on top of that.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        *,
+        seed: int,
+        crash_rate: float,
+        model: str = "attempt",
+        trace: NDArray[np.float64] | None = None,
+    ) -> None:
+        if not 0 <= crash_rate <= 1:
+            raise SafaError(f"crash_rate must be from 0 to 1, not {crash_rate}")
+        if model not in FAULT_MODELS:
+            raise SafaError(f"fault_model must be one of {', '.join(FAULT_MODELS)}, not {model!r}")
+        self.crash_rate = crash_rate
+        self.every_round = model == "round"
+        self.has_trace = trace is not None
+        self._clients = clients
+        self._seed = seed
+        self._trace = trace if trace is not None else np.empty((0, 3))
+        self._span = float(self._trace[:, 2].max()) + 1.0 if len(self._trace) else 1.0
+        self._starts = self._trace[:, 0] * self._span + self._trace[:, 1]
+        self._draws: dict[tuple[int, int], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
+
+    def draw(self, round_number: int, ordinal: int = 0) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """For every client, whether it is struck and at which share of its work, in its nth stretch of a round."""
+        key = round_number, ordinal
+        if key not in self._draws:
+            if ordinal == 0:
+                self._draws.clear()
+            lots = stream(self._seed, "crash", round_number, ordinal).random((self._clients, 2))
+            self._draws[key] = lots[:, 0] < self.crash_rate, lots[:, 1]
+        return self._draws[key]
+
+    def strike(
+        self,
+        clients: Ids,
+        begin_s: NDArray[np.float64],
+        left_s: NDArray[np.float64],
+        *,
+        round_number: int,
+        ordinal: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """When these stretches are cut short (inf: not at all), given when they begin and how long they are."""
+        cut_s = np.full(len(clients), np.inf)
+        for nth in np.unique(ordinal):
+            struck, point = self.draw(round_number, int(nth))
+            hit = (ordinal == nth) & struck[clients]
+            cut_s[hit] = begin_s[hit] + point[clients[hit]] * left_s[hit]
+        if self.has_trace:
+            cut_s = np.minimum(cut_s, self._offline_s(clients, begin_s))
+        return np.where(cut_s < begin_s + left_s, cut_s, np.inf)
+
+    def _offline_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When each client, online or not at that time, is next offline: at once if it is not online."""
+        if not len(self._trace):
+            return at_s
+        place = np.searchsorted(self._starts, clients * self._span + np.minimum(at_s, self._span), side="right") - 1
+        own = (place >= 0) & (self._trace[place, 0] == clients)
+        until = np.where(own, self._trace[place, 2], -np.inf)
+        return np.where(until > at_s, until, at_s)

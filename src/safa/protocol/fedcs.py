@@ -1,0 +1,26 @@
+"""FedCS (Nishio and Yonetani, ICC 2019), as the SAFA paper compares with it: FedAvg without the hopeless.
+
+From the random C-fraction, clients that are not expected to make the round's time limit are dropped before training.
+The estimate is the caller's; how wrong it may be is a property of the world (`estimate_error`), not of these rules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.protocol.events import Dispatch
+from safa.protocol.fedavg import FedAvg
+from safa.protocol.machine import nobody
+
+__all__ = ["FedCS"]
+
+
+class FedCS(FedAvg):
+    """FedAvg that leaves out clients which it does not expect to finish in time."""
+
+    name = "fedcs"
+
+    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        drawn = self._draw(lottery)
+        return Dispatch(sync=drawn[expected_s[drawn] <= self.round_limit_s], resume=nobody(), deprecated=nobody())

@@ -1,0 +1,385 @@
+"""The mechanism that all protocols share; their rules are in the files beside this one.
+
+A protocol is a pure state machine over arrays with one element per client. It reads no clock, draws no random number
+and holds no model: time, lots and estimates are arguments, and what comes out is a `RoundRecord`. A round goes
+
+    open_round  ->  receive, receive, ...  ->  close_round
+
+`receive` takes events one at a time or in batches of any size, with the same outcome: it stops right behind the event
+that ends the round and leaves the rest to the next one. A client's word is checked before anything is changed, and
+what does not fit is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safa.errors import MisuseError, SafaError
+from safa.protocol.events import Dispatch, Events, Receipt
+from safa.records import EndedBy, Ids, Refusal, RoundRecord, Rule, Verdict
+
+__all__ = ["Protocol", "Settlement", "nobody", "quota_of"]
+
+Settlement = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int64]]
+"""For every good update of a round: its verdict, its weight, and the version that it goes into."""
+
+
+def nobody() -> Ids:
+    """An empty set of clients."""
+    return np.empty(0, dtype=np.int64)
+
+
+def quota_of(fraction: float, clients: int) -> int:
+    """ceil(C*m), with the rounding error of the product forgiven (0.1 * 30 is 3, not 4)."""
+    return math.ceil(fraction * clients - 1e-9)
+
+
+class Protocol(ABC):
+    """One federated protocol: who trains, whose update counts, when a round ends.
+
+    A subclass says three things: whom to set to work (`_invite`), where in a row of good updates the round has enough
+    (`_enough`; by default never, so that it waits for all), and what becomes of them (`_settle`).
+    """
+
+    name: ClassVar[str]
+    """What it is called on the command line."""
+    rule: ClassVar[Rule] = Rule.AVERAGE
+    """How its global models are made."""
+    has_bypass: ClassVar[bool] = False
+    """Whether an update that comes after the selection can be kept."""
+    answers_arrivals: ClassVar[bool] = False
+    """Whether a client that commits is sent the latest model at once, in mid-round."""
+
+    def __init__(self, sizes: ArrayLike, *, fraction: float, round_limit_s: float = math.inf) -> None:
+        """Enrol one client per element of `sizes` (n_k); `fraction` is C, `round_limit_s` is T_lim."""
+        if not 0 < fraction <= 1:
+            raise SafaError(f"fraction must be above 0 and at most 1, not {fraction}")
+        if not round_limit_s > 0:
+            raise SafaError(f"round_limit_s must be above 0 seconds, not {round_limit_s}")
+        self.fraction = fraction
+        self.round_limit_s = round_limit_s
+        self.round = 0
+        self.version = 0
+        self.now = -math.inf
+        self.opened_s = -math.inf
+        self.is_open = False
+        self.sizes = np.empty(0, dtype=np.float64)
+        self.active = np.empty(0, dtype=np.bool_)
+        self.versions = np.empty(0, dtype=np.int32)
+        self._expected = np.empty(0, dtype=np.bool_)  # an update from it would be taken
+        self._awaited = np.empty(0, dtype=np.bool_)  # the round waits for it
+        self._committed = np.empty(0, dtype=np.bool_)  # it has committed in this round
+        self._waiting_for = 0
+        self._joined: list[Ids] = []
+        self._left: list[Ids] = []
+        self._log: list[tuple[Events, NDArray[np.int8], NDArray[np.bool_]]] = []
+        self._sent: list[Ids] = []
+        self._opening: tuple[Dispatch, float] | None = None
+        self.enrol(sizes)
+        self._joined.clear()
+
+    # -- the fleet ---------------------------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> int:
+        """How many clients ever enrolled; their numbers are 0 to this, exclusive."""
+        return len(self.sizes)
+
+    @property
+    def quota(self) -> int:
+        """How many updates a round wants: ceil(C*m), m being the clients that have not retired."""
+        return quota_of(self.fraction, int(np.count_nonzero(self.active)))
+
+    def enrol(self, sizes: ArrayLike) -> Ids:
+        """Add clients between two rounds and return their numbers. They start from the latest global model."""
+        new = _checked_sizes(sizes)
+        self._between_rounds("enrol clients")
+        numbers = np.arange(self.clients, self.clients + len(new), dtype=np.int64)
+        self.sizes = np.concatenate([self.sizes, new])
+        for name, value in self._fresh_client().items():
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.full(len(new), value, dtype=old.dtype)]))
+        self._joined.append(numbers)
+        return numbers
+
+    def retire(self, clients: ArrayLike) -> None:
+        """Take clients out between two rounds. Their numbers and versions are kept for their return."""
+        leaving = self._known(clients)
+        self._between_rounds("retire clients")
+        self.active[leaving] = False
+        self._expected[leaving] = False
+        self._left.append(leaving)
+
+    def readmit(self, clients: ArrayLike) -> None:
+        """Take retired clients back between two rounds, with the version that each one had."""
+        returning = self._known(clients)
+        self._between_rounds("take clients back")
+        self.active[returning] = True
+        self._joined.append(returning)
+
+    def _fresh_client(self) -> dict[str, Any]:
+        """The state of a client that has just enrolled, by the name of the array that holds it."""
+        return {
+            "active": True,
+            "versions": self.version,
+            "_expected": False,
+            "_awaited": False,
+            "_committed": False,
+        }
+
+    def _known(self, clients: ArrayLike) -> Ids:
+        numbers = np.unique(np.atleast_1d(np.asarray(clients, dtype=np.int64)))
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self.clients:
+            raise MisuseError(f"clients are numbered 0 to {self.clients - 1}, not {numbers[0]} to {numbers[-1]}")
+        return numbers
+
+    def _between_rounds(self, what: str) -> None:
+        if self.is_open:
+            raise MisuseError(f"cannot {what} while round {self.round} is open")
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def open_round(self, *, now: float, lottery: ArrayLike, expected_s: ArrayLike) -> Dispatch:
+        """Open the next round and say whom to set to work.
+
+        `lottery` gives every client a random number between 0 and 1, drawn by the caller; `expected_s` says how long
+        the caller thinks that each client will take. Protocols that do not need them ignore them.
+        """
+        lots = np.asarray(lottery, dtype=np.float64)
+        estimates = np.asarray(expected_s, dtype=np.float64)
+        if lots.shape != self.sizes.shape or estimates.shape != self.sizes.shape:
+            raise MisuseError(
+                f"lottery and expected_s need one number for each of {self.clients} clients, "
+                f"not {lots.shape} and {estimates.shape}"
+            )
+        self._between_rounds("open a round")
+        self._not_before(now)
+        self.round += 1
+        self.is_open = True
+        self.now = self.opened_s = now
+        dispatch = self._invite(lots, estimates)
+        at_work = np.concatenate([dispatch.sync, dispatch.resume])
+        self.versions[dispatch.sync] = self.version
+        for array in (self._expected, self._awaited, self._committed):
+            array[:] = False
+        self._expected[at_work] = True
+        self._awaited[at_work] = True
+        self._waiting_for = len(at_work)
+        versions = self.versions[at_work]
+        self._opening = dispatch, float(np.var(versions)) if len(versions) else 0.0
+        self._sent = [dispatch.sync]
+        self._log = []
+        return dispatch
+
+    @property
+    def deadline(self) -> float:
+        """When the open round must be closed at the latest (T_lim)."""
+        return self.opened_s + self.round_limit_s
+
+    @property
+    def waiting_for(self) -> int:
+        """How many clients the open round still waits for."""
+        return self._waiting_for
+
+    @property
+    def done(self) -> bool:
+        """Whether the open round has what it wants, or nobody is left to wait for: close it now."""
+        return self.is_open and (self._waiting_for == 0 or self._has_enough())
+
+    def receive(self, events: Events, *, late: bool = False) -> Receipt:
+        """Take notice of events, up to the one that ends the round or the first one behind the deadline.
+
+        With `late`, they are updates that came too late for the selection but before the close: the bypass takes
+        them, where the protocol has one, and the round being done is no obstacle.
+        """
+        if not self.is_open:
+            raise MisuseError("no round is open: events between rounds belong to the next one")
+        if len(events):
+            self._not_before(float(events.at_s[0]))
+            if not (np.all(np.diff(events.at_s) >= 0) and np.isfinite(events.at_s[-1])):
+                raise MisuseError("events must come in order of time, each at a finite time")
+        refusals: list[NDArray[np.int8]] = []
+        sync: list[Ids] = []
+        rest = events[: int(np.searchsorted(events.at_s, self.deadline, side="right"))]
+        while len(rest) and (late or not self.done):
+            refusal, answered = self._receive_run(rest[: _first_repetition(rest.client)], late)
+            refusals.append(refusal)
+            sync.append(answered)
+            rest = rest[len(refusal) :]
+        return Receipt(np.concatenate([np.empty(0, np.int8), *refusals]), np.concatenate([nobody(), *sync]))
+
+    def _receive_run(self, events: Events, late: bool) -> tuple[NDArray[np.int8], Ids]:
+        """`receive` for events of clients that are all different."""
+        refusal = self._judge(events, late)
+        good = (refusal == Refusal.NONE) & ~events.lost
+        if not late:
+            end = self._end_of_round(events, refusal, good)
+            events, refusal, good = events[:end], refusal[:end], good[:end]
+        clients, bases = events.client[good], events.base[good]
+        gone = events.client[refusal == Refusal.NONE]
+        self._waiting_for -= int(np.count_nonzero(self._awaited[gone]))
+        self._awaited[gone] = False
+        self._expected[clients] = False
+        self._committed[clients] = True
+        self._log.append((events, refusal, np.full(len(events), late)))
+        self.now = float(events.at_s[-1])
+        answered = self._accept(clients, bases)
+        self._expected[answered] = True
+        self._awaited[answered] = True
+        self._waiting_for += len(answered)
+        self._sent.append(answered)
+        return refusal, answered
+
+    def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
+        """For every event, whether it can be taken; the first reason that applies stands."""
+        known = (events.client >= 0) & (events.client < self.clients)
+        client = np.where(known, events.client, 0)
+        if not self.clients:
+            return np.full(len(events), Refusal.UNKNOWN_CLIENT, dtype=np.int8)
+        own = events.base == self.versions[client]
+        reasons = [
+            (~known, Refusal.UNKNOWN_CLIENT),
+            (~self.active[client], Refusal.RETIRED_CLIENT),
+            (events.lost & ~self._awaited[client], Refusal.NOT_EXPECTED),
+            (events.lost, Refusal.NONE),
+            (events.base > self.version, Refusal.FUTURE_VERSION),
+            (self._expected[client] & own, Refusal.LATE if late and not self.has_bypass else Refusal.NONE),
+            (self._committed[client], Refusal.SECOND_COMMIT),
+            (~own, Refusal.ABANDONED),
+        ]
+        return np.select(
+            [condition for condition, _ in reasons],
+            [np.int8(reason) for _, reason in reasons],
+            np.int8(Refusal.NOT_EXPECTED),
+        )
+
+    def _end_of_round(self, events: Events, refusal: NDArray[np.int8], good: NDArray[np.bool_]) -> int:
+        """How many of the events belong to this round: up to the one that gives it enough, or leaves nobody."""
+        good_ones = np.flatnonzero(good)
+        enough = self._enough(events.client[good_ones])
+        end = len(events) if enough is None else int(good_ones[enough - 1]) + 1
+        taken = np.flatnonzero(refusal == Refusal.NONE)
+        was_awaited = self._awaited[events.client[taken]].astype(np.int64)
+        stays = good[taken].astype(np.int64) if self.answers_arrivals else 0
+        left = self._waiting_for + np.cumsum(stays - was_awaited)
+        empty = np.flatnonzero(left == 0)
+        return min(end, int(taken[empty[0]]) + 1) if len(empty) else end
+
+    def close_round(self, *, now: float) -> RoundRecord:
+        """Close the round, make the next global version, and yield what happened."""
+        if not self.is_open or self._opening is None:
+            raise MisuseError("no round is open")
+        self._not_before(now)
+        if not self.done and now < self.deadline:
+            raise MisuseError(f"round {self.round} still waits for {self._waiting_for} clients until {self.deadline} s")
+        dispatch, variance = self._opening
+        ended_by = (
+            EndedBy.QUOTA if self._has_enough() else EndedBy.NOBODY_LEFT if not self._waiting_for else EndedBy.DEADLINE
+        )
+        quota = self.quota
+        events, refusal, late = self._arrivals()
+        taken = refusal == Refusal.NONE
+        verdict = np.full(len(events), Verdict.REFUSED, dtype=np.int8)
+        weight = np.zeros(len(events))
+        into = np.full(len(events), -1, dtype=np.int64)
+        verdict[taken], weight[taken], into[taken] = self._settle(events.client[taken], late[taken])
+        joined = np.concatenate([nobody(), *self._joined])
+        record = RoundRecord(
+            round=self.round,
+            rule=self.rule,
+            opened_s=self.opened_s,
+            closed_s=now,
+            ended_by=ended_by,
+            version=self.version,
+            clients=int(np.count_nonzero(self.active)),
+            quota=quota,
+            trained=len(dispatch.sync) + len(dispatch.resume),
+            version_variance=variance,
+            uploads=self._uploads(len(events)),
+            sent=np.concatenate(self._sent),
+            deprecated=dispatch.deprecated,
+            client=events.client,
+            base=events.base,
+            verdict=verdict,
+            refusal=refusal,
+            arrival_s=events.at_s,
+            weight=weight,
+            into=into,
+            crashed=np.flatnonzero(self._expected & ~self._awaited),
+            joined=joined,
+            joined_size=self.sizes[joined],
+            left=np.concatenate([nobody(), *self._left]),
+        )
+        self.is_open = False
+        self.now = now
+        self._joined, self._left, self._log, self._sent, self._opening = [], [], [], [], None
+        return record
+
+    def _arrivals(self) -> tuple[Events, NDArray[np.int8], NDArray[np.bool_]]:
+        """All updates of the round in order of arrival, the refusal of each, and whether it came late."""
+        events = Events.concatenate([events for events, _, _ in self._log])
+        refusal = np.concatenate([np.empty(0, np.int8), *(refusal for _, refusal, _ in self._log)])
+        late = np.concatenate([np.empty(0, np.bool_), *(late for _, _, late in self._log)])
+        arrived = ~events.lost
+        return events[arrived], refusal[arrived], late[arrived]
+
+    def _not_before(self, now: float) -> None:
+        if not self.now <= now < math.inf:
+            raise MisuseError(f"time cannot go from {self.now} s to {now} s")
+
+    # -- the state, as a whole ---------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of everything that the protocol knows, to be kept or compared."""
+        return copy.deepcopy(vars(self))
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to a snapshot of a protocol of the same kind."""
+        vars(self).update(copy.deepcopy(snapshot))
+
+    # -- what a protocol says for itself -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        """Whom to set to work in the round that is being opened."""
+
+    def _enough(self, clients: Ids) -> int | None:
+        """How many of these good updates, in order, complete the round; None where they do not."""
+        return None
+
+    def _has_enough(self) -> bool:
+        """Whether the updates so far complete the round."""
+        return False
+
+    def _accept(self, clients: Ids, bases: Ids) -> Ids:
+        """Take note of good updates, in order; return whom to send the latest model at once."""
+        self.versions[clients] = self.round
+        return nobody()
+
+    @abstractmethod
+    def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
+        """Make the next version; of each good update, say the verdict, its weight and the version that it goes into."""
+
+    def _uploads(self, arrivals: int) -> int:
+        """How many models travelled up in this round."""
+        return arrivals
+
+
+def _checked_sizes(sizes: ArrayLike) -> NDArray[np.float64]:
+    array = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
+    if array.ndim != 1 or not np.all(np.isfinite(array) & (array > 0)):
+        raise SafaError("every client needs a size n_k that is a number above 0")
+    return array
+
+
+def _first_repetition(clients: Ids) -> int:
+    """How many clients stand before the first one that occurs a second time."""
+    order = np.argsort(clients, kind="stable")
+    again = order[1:][clients[order[1:]] == clients[order[:-1]]]
+    return int(again.min()) if len(again) else len(clients)

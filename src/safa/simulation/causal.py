@@ -1,0 +1,86 @@
+"""The causal clock: an update counts when it arrives.
+
+Round t opens when round t-1 closed. The server sends w(t-1) to the clients that the protocol names, which takes its
+link T_dist (Eq. 19); they download, train and upload. An attempt that is under way when the round closes goes on. A
+client that crashes is back when the next round opens. The round closes when the protocol has enough, at T_lim, or when
+the server knows that nobody is left to wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from safa.errors import SafaError
+from safa.fleet import Fleet
+from safa.protocol import Protocol
+from safa.records import RoundRecord
+from safa.simulation.devices import Devices
+from safa.simulation.edge import complete_record, open_round
+from safa.simulation.link import ServerLink
+
+__all__ = ["causal_rounds"]
+
+
+def causal_rounds(
+    protocol: Protocol,
+    fleet: Fleet,
+    *,
+    rounds: int,
+    seed: int,
+    detection_delay_s: float = 60.0,
+    keep_progress: bool = True,
+    estimate_error: float = 0.0,
+) -> Iterator[RoundRecord]:
+    """Run a protocol on a fleet in causal time, a record a round."""
+    devices = Devices(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
+    link = ServerLink(fleet.copy_s)
+    now = 0.0
+    for _ in range(rounds):
+        dispatch = open_round(
+            protocol, now=now, seed=seed, duration_s=fleet.turnaround_s, estimate_error=estimate_error
+        )
+        begin_s = link.broadcast(len(dispatch.sync), now=now)
+        devices.open_round(dispatch, protocol.versions, now=now, begin_s=begin_s)
+        now = _play_round(protocol, fleet, devices, link)
+        record = protocol.close_round(now=now)
+        yield complete_record(
+            record,
+            fleet,
+            closed_s=now,
+            distribution_s=len(record.sent) * fleet.copy_s,
+            crashed=devices.struck(now),
+            work_done=devices.work_done,
+            work_lost=devices.work_lost,
+        )
+
+
+def _play_round(protocol: Protocol, fleet: Fleet, devices: Devices, link: ServerLink) -> float:
+    """Feed the open round what the server hears, in order, and return when to close it.
+
+    Where arrivals are answered at once, a batch spans less time than the fastest client's turnaround, so that no answer
+    can lead to an arrival inside its own batch. (An answered client that is struck can be found lost before its batch
+    is over. That loss is told at the end of the batch; since the batch's last client is still awaited then, it cannot
+    be the one that ends the round any earlier.)
+    """
+    within_s = float(fleet.turnaround_s.min()) if protocol.answers_arrivals else math.inf
+    while not protocol.done:
+        events = devices.pending(protocol.deadline, most=2 * protocol.quota + 1000, within_s=within_s)
+        if not len(events):
+            if protocol.deadline == math.inf:
+                raise SafaError(
+                    f"round {protocol.round} would never end: the server waits for {protocol.waiting_for} "
+                    "lost clients; set round_limit_s or a finite detection_delay_s"
+                )
+            return protocol.deadline
+        events = replace(events, at_s=np.maximum(events.at_s, protocol.now))
+        receipt = protocol.receive(events)
+        heard = events[: receipt.consumed]
+        devices.heard(heard, receipt.accepted)
+        if len(receipt.sync):
+            answered = heard[receipt.accepted & ~heard.lost]
+            devices.start(receipt.sync, protocol.versions, link.queue(answered.at_s))
+    return protocol.now

@@ -1,0 +1,55 @@
+"""What both clocks do at the two ends of a round: bring the lots and estimates, and complete the record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.fleet import Fleet, stream
+from safa.protocol import Dispatch, Protocol
+from safa.records import Ids, RoundRecord
+
+__all__ = ["complete_record", "open_round"]
+
+_BYTES_PER_MEGABYTE = 1e6
+
+
+def open_round(
+    protocol: Protocol, *, now: float, seed: int, duration_s: NDArray[np.float64], estimate_error: float
+) -> Dispatch:
+    """Open the next round with lots drawn for it and the clients' durations as a server would guess them.
+
+    A guess is off by a factor whose logarithm has the standard deviation `estimate_error`.
+    """
+    number, clients = protocol.round + 1, len(duration_s)
+    expected_s = duration_s
+    if estimate_error:
+        expected_s = duration_s * np.exp(estimate_error * stream(seed, "estimate", number).normal(size=clients))
+    lottery = stream(seed, "lottery", number).random(clients)
+    return protocol.open_round(now=now, lottery=lottery, expected_s=expected_s)
+
+
+def complete_record(
+    record: RoundRecord,
+    fleet: Fleet,
+    *,
+    closed_s: float,
+    distribution_s: float,
+    crashed: Ids,
+    work_done: float,
+    work_lost: float,
+) -> RoundRecord:
+    """The record with what the world knows and the protocol does not."""
+    model_bytes = fleet.model_size_mb * _BYTES_PER_MEGABYTE
+    return replace(
+        record,
+        closed_s=closed_s,
+        distribution_s=distribution_s,
+        bytes_down=len(record.sent) * model_bytes,
+        bytes_up=record.uploads * model_bytes,
+        crashed=crashed,
+        work_done=work_done,
+        work_lost=work_lost,
+    )

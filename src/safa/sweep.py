@@ -1,0 +1,80 @@
+"""Many runs, one table: every combination of the values given, a row each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safa.analysis import METRICS, measure
+from safa.settings import Settings
+from safa.simulation import make_fleet, run_rounds
+
+__all__ = ["columns", "combinations", "run_one", "run_sweep"]
+
+_LEARNING = ("best_accuracy", "best_loss")
+
+
+def combinations(
+    tasks: Sequence[str], given: Mapping[str, Sequence[Any]], *, preset: str | None = None
+) -> list[Settings]:
+    """The settings of every run of a sweep, all checked, the last list varying fastest."""
+    runs = [
+        Settings.of(task, preset=preset, **dict(zip(given, values, strict=True)))
+        for task in tasks
+        for values in itertools.product(*given.values())
+    ]
+    for settings in _one_per_world(runs):
+        run_rounds(settings, make_fleet(settings))
+    return runs
+
+
+def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
+    """Runs that between them read every file and build every protocol under every clock."""
+    files = ("protocol", "clock", "clients", "speeds", "sizes", "links", "trace")
+    return list({tuple(getattr(run, name) for name in files): run for run in runs}.values())
+
+
+def run_one(settings: Settings) -> dict[str, Any]:
+    """Simulate one run and return its row: settings, metrics and how long it took."""
+    start = time.perf_counter()
+    metrics = measure(run_rounds(settings))
+    return settings.values() | metrics | dict.fromkeys(_LEARNING) | {"wall_time_s": time.perf_counter() - start}
+
+
+def columns(runs: Sequence[Settings]) -> list[str]:
+    """The columns of the table: settings first, then metrics."""
+    names = dict.fromkeys(name for settings in runs for name in settings.values())
+    return [*names, *METRICS, *_LEARNING, "wall_time_s"]
+
+
+def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:
+    """Simulate all runs and append each row to the table as soon as its turn comes; the order is that of `runs`."""
+    names = columns(runs)
+    with table.open("wb", buffering=0) as file:
+        file.write(_csv_line(names))
+        if workers == 1:
+            rows: Iterator[dict[str, Any]] = map(run_one, runs)
+            for row in rows:
+                file.write(_csv_line([row.get(name) for name in names]))
+                yield row
+            return
+        with ProcessPoolExecutor(workers) as pool:
+            try:
+                for row in pool.map(run_one, runs, chunksize=max(1, min(8, len(runs) // (4 * workers)))):
+                    file.write(_csv_line([row.get(name) for name in names]))
+                    yield row
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _csv_line(values: Sequence[Any]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue().encode()

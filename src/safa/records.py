@@ -42,7 +42,7 @@ class Refusal(IntEnum):
     RETIRED_CLIENT = 2
     """The client has retired."""
     FUTURE_VERSION = 3
-    """Its base version does not exist yet."""
+    """Its base version is newer than any that the client was given."""
     SECOND_COMMIT = 4
     """The client has committed in this round already."""
     ABANDONED = 5
@@ -145,17 +145,20 @@ class RoundRecord:
     @property
     def picked(self) -> Ids:
         """P(t), in order of arrival."""
-        return self.client[self.verdict == Verdict.PICKED]
+        return self._with(Verdict.PICKED)
 
     @property
     def undrafted(self) -> Ids:
         """Q(t), in order of arrival."""
-        return self.client[self.verdict == Verdict.UNDRAFTED]
+        return self._with(Verdict.UNDRAFTED)
 
     @property
     def refused(self) -> Ids:
         """Whose updates were refused, in order of arrival."""
-        return self.client[self.verdict == Verdict.REFUSED]
+        return self._with(Verdict.REFUSED)
+
+    def _with(self, verdict: Verdict) -> Ids:
+        return np.asarray(self.client[self.verdict == verdict], dtype=np.int64)
 
     def to_json(self) -> str:
         """One line of JSON; the same record gives the same bytes."""

@@ -49,7 +49,7 @@ def draw_sizes(
     values = _above_floor(draws, distribution, "size", count, seed, floor)
     total = round(mean * count)
     ends = np.rint(np.cumsum(values) * (total / values.sum())).astype(np.int64)
-    return np.diff(ends, prepend=0)
+    return np.asarray(np.diff(ends, prepend=0), dtype=np.int64)
 
 
 def _above_floor(

@@ -52,8 +52,9 @@ class Faults:
         if key not in self._draws:
             if ordinal == 0:
                 self._draws.clear()
-            lots = stream(self._seed, "crash", round_number, ordinal).random((self._clients, 2))
-            self._draws[key] = lots[:, 0] < self.crash_rate, lots[:, 1]
+            lots = stream(self._seed, "crash", round_number, ordinal).random(self._clients)
+            points = stream(self._seed, "crash point", round_number, ordinal).random(self._clients)
+            self._draws[key] = lots < self.crash_rate, points
         return self._draws[key]
 
     def strike(

@@ -40,8 +40,9 @@ class Staleness:
         if self.kind == "constant":
             return np.ones(len(lag))
         if self.kind == "polynomial":
-            return (1.0 + lag) ** -self.exponent
-        return 1.0 / (1.0 + self.hinge_slope * np.maximum(0.0, lag - self.hinge_lag))
+            return np.asarray((1.0 + lag) ** -self.exponent, dtype=np.float64)
+        beyond = np.maximum(0.0, lag - self.hinge_lag)
+        return np.asarray(1.0 / (1.0 + self.hinge_slope * beyond), dtype=np.float64)
 
 
 class Continuous(Protocol):
@@ -83,4 +84,5 @@ class Continuous(Protocol):
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
         weights = np.concatenate([np.empty(0), *(weight for weight, _ in self._merges)])
         into = np.concatenate([nobody(), *(into for _, into in self._merges)])
+        self._merges = []
         return np.full(len(clients), Verdict.PICKED, dtype=np.int8), weights, into

@@ -65,10 +65,6 @@ class Events:
         names = ("client", "base", "at_s", "lost")
         return cls(*(np.concatenate([getattr(batch, name) for batch in (empty, *batches)]) for name in names))
 
-    def in_order(self) -> Events:
-        """The same events by time; at equal times as they stand."""
-        return self[np.argsort(self.at_s, kind="stable")]
-
     def __len__(self) -> int:
         return len(self.client)
 

@@ -229,11 +229,12 @@ class Protocol(ABC):
         self._committed[clients] = True
         self._log.append((events, refusal, np.full(len(events), late)))
         self.now = float(events.at_s[-1])
-        answered = self._accept(clients, bases)
-        self._expected[answered] = True
-        self._awaited[answered] = True
-        self._waiting_for += len(answered)
-        self._sent.append(answered)
+        answered = self._accept(clients, bases) if len(clients) else nobody()
+        if len(answered):
+            self._expected[answered] = True
+            self._awaited[answered] = True
+            self._waiting_for += len(answered)
+            self._sent.append(answered)
         return refusal, answered
 
     def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
@@ -248,7 +249,7 @@ class Protocol(ABC):
             (~self.active[client], Refusal.RETIRED_CLIENT),
             (events.lost & ~self._awaited[client], Refusal.NOT_EXPECTED),
             (events.lost, Refusal.NONE),
-            (events.base > self.version, Refusal.FUTURE_VERSION),
+            (events.base > self.versions[client], Refusal.FUTURE_VERSION),
             (self._expected[client] & own, Refusal.LATE if late and not self.has_bypass else Refusal.NONE),
             (self._committed[client], Refusal.SECOND_COMMIT),
             (~own, Refusal.ABANDONED),

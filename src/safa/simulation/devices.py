@@ -139,7 +139,7 @@ class Devices:
     def _elapsed(self, clients: Ids, now: float) -> NDArray[np.float64]:
         """Seconds of the attempt that are done by now."""
         until = np.minimum(self._cut_s[clients], now)
-        return self._before_s[clients] + np.maximum(0.0, until - self._begin_s[clients])
+        return np.asarray(self._before_s[clients] + np.maximum(0.0, until - self._begin_s[clients]), dtype=np.float64)
 
     def _worked(self, clients: Ids, now: float) -> NDArray[np.float64]:
         """Mini-batches of the attempt that are done by now."""

@@ -1,0 +1,231 @@
+"""The contract of a protocol, as checks that drive it with random clients, honest and not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.protocol import Events, Protocol
+from safa.records import Ids, Refusal, RoundRecord, Rule, Verdict
+
+__all__ = ["check_protocol", "check_refusals", "check_rounds", "check_splitting"]
+
+Make = Callable[[NDArray[np.float64]], Protocol]
+"""Makes the protocol under test for clients of these sizes."""
+
+_DIARY = {"_log", "now"}  # what a refused event may leave behind: that it came, and when
+
+
+def check_protocol(make: Make, *, scripts: int = 100, seed: int = 0) -> None:
+    """Put a protocol through all checks, with this many random scripts each."""
+    for number in range(scripts):
+        for check in (check_rounds, check_splitting, check_refusals):
+            try:
+                check(make, seed=seed + number)
+            except AssertionError as problem:
+                raise AssertionError(f"{check.__name__}, seed {seed + number}: {problem}") from problem
+
+
+def check_rounds(make: Make, *, seed: int, rounds: int = 6) -> None:
+    """Every record keeps the promises of `RoundRecord`, also while clients enrol, retire and return."""
+    rng = np.random.default_rng(seed)
+    protocol = make(_sizes(rng))
+    for _ in range(rounds):
+        _change_fleet(protocol, rng)
+        versions, version = protocol.versions.copy(), protocol.version
+        played = _play_round(protocol, rng)
+        _check_record(protocol, played.record, version)
+        assert np.all(protocol.versions >= versions), "a client's version went back"
+        assert protocol.version >= version, "the global version went back"
+
+
+def check_splitting(make: Make, *, seed: int, rounds: int = 5) -> None:
+    """Events fed one at a time and in batches of any size lead to the same records and the same state."""
+    rng = np.random.default_rng(seed)
+    sizes = _sizes(rng)
+    one_by_one, in_batches = make(sizes), make(sizes)
+    played = [_play_round(one_by_one, rng) for _ in range(rounds)]
+    for this, following in zip(played, [*played[1:], None], strict=True):
+        in_batches.open_round(now=this.opened_s, lottery=this.lots, expected_s=this.estimates)
+        too_much = this.events if following is None else Events.concatenate([this.events, following.events])
+        taken = 0
+        for part in _pieces(too_much, rng):
+            receipt = in_batches.receive(part)
+            taken += receipt.consumed
+            if receipt.consumed < len(part):
+                break
+            if taken >= len(this.events) and not in_batches.done:
+                break  # the round was left to its deadline here, and what follows is later than that
+        assert taken == len(this.events), f"{taken} events were taken in batches, {len(this.events)} one by one"
+        record = in_batches.close_round(now=this.record.closed_s)
+        assert record.to_json() == this.record.to_json(), "batches gave another record than single events"
+    assert _same(one_by_one.snapshot(), in_batches.snapshot()), "batches led to another state than single events"
+
+
+def check_refusals(make: Make, *, seed: int, rounds: int = 4) -> None:
+    """What is refused changes nothing, and bad arguments are turned down before anything is changed."""
+    rng = np.random.default_rng(seed)
+    protocol = make(_sizes(rng))
+    for _ in range(rounds):
+        _open_round(protocol, rng)
+        while not protocol.done and rng.random() < 0.9:
+            event = _nonsense(protocol, rng) if rng.random() < 0.7 else _honest(protocol, rng)
+            before = protocol.snapshot()
+            receipt = protocol.receive(event)
+            if receipt.consumed and not receipt.accepted.all():
+                assert _same(_core(before), _core(protocol.snapshot())), (
+                    f"an event was refused ({Refusal(receipt.refusal[0]).name}), but the state has changed"
+                )
+                assert len(receipt.sync) == 0, "a refused event was answered with a model"
+        _give_up(protocol)
+        protocol.close_round(now=_closing_time(protocol))
+
+
+# -- playing rounds --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """What was fed to a round, and what came out."""
+
+    opened_s: float
+    lots: NDArray[np.float64]
+    estimates: NDArray[np.float64]
+    events: Events
+    record: RoundRecord
+
+
+def _sizes(rng: np.random.Generator) -> NDArray[np.float64]:
+    return rng.integers(1, 100, size=rng.integers(1, 9)).astype(np.float64)
+
+
+def _change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
+    """Now and then somebody enrols, retires or comes back; somebody always stays."""
+    if rng.random() < 0.3:
+        new = protocol.enrol(rng.integers(1, 100, size=rng.integers(1, 3)).astype(np.float64))
+        assert new[-1] == protocol.clients - 1, "enrolment does not number the clients on"
+    present = np.flatnonzero(protocol.active)
+    if len(present) > 1 and rng.random() < 0.3:
+        protocol.retire(rng.choice(present))
+    absent = np.flatnonzero(~protocol.active)
+    if len(absent) and rng.random() < 0.5:
+        protocol.readmit(rng.choice(absent))
+
+
+def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[float, Any, Any]:
+    opened_s = max(protocol.now, 0.0) + float(rng.integers(0, 2))
+    lots = rng.random(protocol.clients)
+    estimates = rng.exponential(10.0, protocol.clients)
+    protocol.open_round(now=opened_s, lottery=lots, expected_s=estimates)
+    return opened_s, lots, estimates
+
+
+def _play_round(protocol: Protocol, rng: np.random.Generator) -> _Round:
+    """One round of single events, some of them nonsense, until it is done or left to its deadline."""
+    opened_s, lots, estimates = _open_round(protocol, rng)
+    fed: list[Events] = []
+    while not protocol.done and len(fed) < 4 * protocol.clients:
+        event = _honest(protocol, rng) if rng.random() < 0.8 else _nonsense(protocol, rng)
+        receipt = protocol.receive(event)
+        if not receipt.consumed:
+            break
+        fed.append(event)
+    fed.append(_give_up(protocol))
+    record = protocol.close_round(now=_closing_time(protocol))
+    return _Round(opened_s, lots, estimates, Events.concatenate(fed), record)
+
+
+def _closing_time(protocol: Protocol) -> float:
+    return protocol.now if protocol.done else max(protocol.deadline, protocol.now)
+
+
+def _give_up(protocol: Protocol) -> Events:
+    """A round without a deadline ends at the latest when everyone that it waits for is lost."""
+    everyone = Events.losses(np.arange(protocol.clients), at_s=protocol.now)
+    if protocol.done or np.isfinite(protocol.deadline):
+        return everyone[:0]
+    receipt = protocol.receive(everyone)
+    assert protocol.done, "the round still waits although everyone is lost"
+    return everyone[: receipt.consumed]
+
+
+def _honest(protocol: Protocol, rng: np.random.Generator) -> Events:
+    """A client reports an update from the version that it holds, or is found lost."""
+    client = int(rng.integers(protocol.clients))
+    at_s = protocol.now + float(rng.integers(1, 3))
+    if rng.random() < 0.2:
+        return Events.losses(client, at_s=at_s)
+    return Events.arrivals(client, int(protocol.versions[client]), at_s=at_s)
+
+
+def _nonsense(protocol: Protocol, rng: np.random.Generator) -> Events:
+    """A stranger, a replayed update, a version that never was."""
+    client = int(rng.integers(-3, protocol.clients + 3))
+    base = int(rng.integers(-3, protocol.version + 4))
+    at_s = protocol.now + float(rng.integers(1, 3))
+    return Events.losses(client, at_s=at_s) if rng.random() < 0.2 else Events.arrivals(client, base, at_s=at_s)
+
+
+def _pieces(events: Events, rng: np.random.Generator) -> Iterator[Events]:
+    start = 0
+    while start < len(events):
+        end = start + int(rng.integers(1, len(events) - start + 1))
+        yield events[start:end]
+        start = end
+
+
+# -- promises --------------------------------------------------------------------------------------------------------
+
+
+def _check_record(protocol: Protocol, record: RoundRecord, version_before: int) -> None:
+    taken = record.verdict != Verdict.REFUSED
+    _check_sets(protocol, record, record.client[taken])
+    picked = record.verdict == Verdict.PICKED
+    assert np.all((record.refusal != Refusal.NONE) == ~taken), "verdict and refusal contradict each other"
+    assert np.all(record.base[taken] <= record.version), "an update from a version that does not exist was taken"
+    assert np.all(np.diff(record.arrival_s) >= 0), "updates are not in order of arrival"
+    assert np.all(np.isfinite(record.weight) & (record.weight >= 0)), "a weight is negative or no number"
+    assert np.all(record.weight[~picked] == 0), "an update that was not picked has a weight"
+    assert np.all(record.into[~picked] == -1), "an update that was not picked goes into a version"
+    assert np.all(record.into[picked] > version_before), "an update goes into a version that was made before"
+    if record.rule is Rule.AVERAGE:
+        for version in np.unique(record.into[picked]):
+            share = float(record.weight[record.into == version].sum())
+            assert share <= 1 + 1e-9, f"the weights of version {version} sum to {share}"
+    assert not record.client.flags.writeable, "a record can be changed"
+
+
+def _check_sets(protocol: Protocol, record: RoundRecord, committed: Ids) -> None:
+    assert record.clients == np.count_nonzero(protocol.active), "the record counts other clients than are enrolled"
+    assert np.all(protocol.active[record.sent]), "the model was sent to a client that has retired"
+    assert set(record.deprecated) <= set(record.sent), "a deprecated client was not synchronised"
+    if record.rule is not Rule.OWN:
+        picked = len(record.picked)
+        assert picked <= record.quota, f"{picked} updates were picked, the quota is {record.quota}"
+    if protocol.answers_arrivals:
+        return
+    assert len(set(committed)) == len(committed), "a client committed twice in a round"
+    assert not set(committed) & set(record.crashed), "a client both committed and crashed"
+    covered = len(committed) + len(record.crashed) + protocol.waiting_for
+    assert covered == record.trained, f"{record.trained} clients trained, but {covered} are accounted for"
+
+
+def _core(snapshot: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in snapshot.items() if name not in _DIARY}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states are equal to the last bit."""
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "__dict__"):
+        return type(one) is type(other) and _same(vars(one), vars(other))
+    return bool(one == other)

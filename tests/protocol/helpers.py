@@ -1,0 +1,42 @@
+"""Small helpers to drive a protocol by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.protocol import Dispatch, Events, FedAsync, FedAvg, FedBuff, FedCS, Local, Protocol, Safa
+
+PROTOCOLS: dict[str, Callable[[NDArray[np.float64]], Protocol]] = {
+    "safa": lambda sizes: Safa(sizes, fraction=0.5, lag_tolerance=2, round_limit_s=9),
+    "safa without a deadline": lambda sizes: Safa(sizes, fraction=0.3),
+    "fedavg": lambda sizes: FedAvg(sizes, fraction=0.5, round_limit_s=9),
+    "fedavg over the population": lambda sizes: FedAvg(sizes, fraction=1.0, averaging="population"),
+    "fedcs": lambda sizes: FedCS(sizes, fraction=0.7, round_limit_s=15),
+    "local": lambda sizes: Local(sizes, fraction=0.5, rounds=3, round_limit_s=9),
+    "fedasync": lambda sizes: FedAsync(sizes, fraction=0.5, round_limit_s=20),
+    "fedbuff": lambda sizes: FedBuff(sizes, fraction=0.5, buffer_size=3, round_limit_s=20),
+}
+"""Every protocol of the package, with settings that make much happen in few rounds."""
+
+
+def open_round(protocol: Protocol, now: float, *, lots: list[float] | None = None) -> Dispatch:
+    """Open a round without caring for lots and estimates."""
+    return protocol.open_round(
+        now=now,
+        lottery=np.linspace(0, 1, protocol.clients) if lots is None else lots,
+        expected_s=np.ones(protocol.clients),
+    )
+
+
+def arrive(protocol: Protocol, clients: list[int], at_s: float, *, late: bool = False) -> list[int]:
+    """Let clients commit from the version that they hold; the refusals come back."""
+    events = Events.arrivals(clients, protocol.versions[clients], at_s=at_s)
+    return protocol.receive(events, late=late).refusal.tolist()
+
+
+def lose(protocol: Protocol, clients: list[int], at_s: float) -> list[int]:
+    """Let clients be found lost; the refusals come back."""
+    return protocol.receive(Events.losses(clients, at_s=at_s)).refusal.tolist()

@@ -1,0 +1,192 @@
+"""The mechanism that all protocols share: order, refusals, the fleet, the state as a whole."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from safa.errors import MisuseError, SafaError
+from safa.protocol import Events, FedAsync, FedAvg, Protocol, Safa
+from safa.records import Refusal
+from safa.testing import check_protocol
+from tests.protocol.helpers import PROTOCOLS, arrive, lose, open_round
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_conformance(name: str) -> None:
+    check_protocol(PROTOCOLS[name], scripts=25)
+
+
+def test_what_is_wrong_is_refused_by_name() -> None:
+    safa = Safa([1, 1, 1, 1], fraction=1.0, lag_tolerance=1)
+    safa.retire(3)
+    open_round(safa, 0.0)
+    arrive(safa, [0], 1.0)
+    lose(safa, [1, 2], 1.0)
+    safa.close_round(now=1.0)
+    open_round(safa, 2.0)
+    arrive(safa, [0], 3.0)
+    events = Events.arrivals([9, -1, 3, 0, 1, 1, 1], [0, 0, 0, 1, 5, 0, 1], at_s=4.0)
+    assert [Refusal(code).name for code in safa.receive(events).refusal] == [
+        "UNKNOWN_CLIENT",
+        "UNKNOWN_CLIENT",
+        "RETIRED_CLIENT",
+        "SECOND_COMMIT",
+        "FUTURE_VERSION",
+        "ABANDONED",
+        "NONE",
+    ]
+    assert lose(safa, [1, 2], 5.0) == [Refusal.NOT_EXPECTED, Refusal.NONE]
+
+
+def test_without_clients_everybody_is_a_stranger() -> None:
+    safa = Safa([], fraction=1.0)
+    open_round(safa, 0.0)
+    assert safa.done
+    assert safa.receive(Events.arrivals(0, 0, at_s=1.0), late=True).refusal.tolist() == [Refusal.UNKNOWN_CLIENT]
+    assert safa.close_round(now=1.0).clients == 0
+
+
+def test_a_loss_is_no_obstacle_to_an_update_that_comes_after_all() -> None:
+    safa = Safa([1, 1], fraction=1.0)
+    open_round(safa, 0.0)
+    lose(safa, [0], 1.0)
+    assert arrive(safa, [0], 2.0) == [Refusal.NONE]
+    assert safa.waiting_for == 1
+    arrive(safa, [1], 3.0)
+    assert safa.close_round(now=3.0).crashed.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda p: p.close_round(now=9.0),
+        lambda p: p.receive(Events.arrivals(0, 0, at_s=9.0)),
+        lambda p: p.open_round(now=9.0, lottery=[0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=math.nan, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=math.inf, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.retire([2]),
+        lambda p: p.readmit([-1]),
+    ],
+)
+def test_misuse_between_rounds_is_turned_down(misuse: object) -> None:
+    protocol = FedAvg([1, 1], fraction=0.5)
+    _turned_down(protocol, misuse)
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda p: p.open_round(now=9.0, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.enrol([1.0]),
+        lambda p: p.retire([0]),
+        lambda p: p.readmit([0]),
+        lambda p: p.close_round(now=9.0),  # it still waits
+        lambda p: p.close_round(now=1.0),  # before it was opened
+        lambda p: p.receive(Events.arrivals([0, 1], 0, at_s=[9.0, 8.0])),
+        lambda p: p.receive(Events.arrivals([0], 0, at_s=1.0)),
+        lambda p: p.receive(Events.arrivals([0, 1], 0, at_s=[9.0, math.nan])),
+        lambda p: p.receive(Events.arrivals([0, 1], 0, at_s=[9.0, math.inf])),
+    ],
+)
+def test_misuse_within_a_round_is_turned_down(misuse: object) -> None:
+    protocol = FedAvg([1, 1], fraction=1.0)
+    open_round(protocol, 5.0)
+    _turned_down(protocol, misuse)
+
+
+def _turned_down(protocol: Protocol, misuse: object) -> None:
+    before = pickle.dumps(protocol)
+    with pytest.raises(MisuseError):
+        misuse(protocol)  # type: ignore[operator]
+    assert pickle.dumps(protocol) == before
+
+
+def test_events_need_arrays_of_one_length() -> None:
+    with pytest.raises(MisuseError, match="one length"):
+        Events(np.zeros(2, np.int64), np.zeros(1, np.int64), np.zeros(2), np.zeros(2, np.bool_))
+
+
+@pytest.mark.parametrize("sizes", [[0.0], [-1.0], [math.nan], [[1.0, 2.0]]])
+def test_sizes_must_be_positive(sizes: list[float]) -> None:
+    with pytest.raises(SafaError, match="size"):
+        Safa(sizes, fraction=1.0)
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
+def test_a_round_limit_must_be_positive(limit: float) -> None:
+    with pytest.raises(SafaError, match="round_limit_s"):
+        Safa([1.0], fraction=1.0, round_limit_s=limit)
+
+
+def test_enrolment_moves_quota_and_weights() -> None:
+    safa = Safa([10, 10], fraction=0.5, lag_tolerance=9)
+    open_round(safa, 0.0)
+    arrive(safa, [0], 1.0)
+    assert safa.close_round(now=1.0).weight.tolist() == [0.5]
+    assert safa.enrol([20, 40]).tolist() == [2, 3]
+    assert safa.quota == 2
+    dispatch = open_round(safa, 1.0)
+    assert dispatch.sync.tolist() == [0, 2, 3]  # newcomers start from the latest model
+    arrive(safa, [2, 3], 2.0)
+    record = safa.close_round(now=2.0)
+    assert record.weight.tolist() == [0.25, 0.5]
+    assert record.joined.tolist() == [2, 3]
+    assert record.joined_size.tolist() == [20, 40]
+
+
+def test_a_client_that_returns_finds_its_place() -> None:
+    safa = Safa([1, 1, 1], fraction=0.3, lag_tolerance=2)
+    open_round(safa, 0.0)
+    arrive(safa, [0], 1.0)
+    safa.close_round(now=1.0)
+    safa.retire([2])
+    assert safa.quota == 1
+    for number in range(1, 4):
+        dispatch = open_round(safa, float(number))
+        assert 2 not in dispatch.sync
+        assert 2 not in dispatch.resume
+        lose(safa, [0], number + 0.4)
+        arrive(safa, [1], number + 0.5)
+        record = safa.close_round(now=number + 0.5)
+    assert record.clients == 2
+    safa.readmit([2])
+    assert safa.versions[2] == 0  # as it was when it left
+    assert 2 in open_round(safa, 9.0).deprecated
+
+
+def test_a_returning_client_of_fedasync_starts_from_the_latest_model() -> None:
+    fedasync = FedAsync([1, 1], fraction=0.5)
+    open_round(fedasync, 0.0)
+    arrive(fedasync, [0], 1.0)
+    fedasync.close_round(now=1.0)
+    fedasync.retire([1])
+    open_round(fedasync, 1.0)
+    arrive(fedasync, [0], 2.0)
+    record = fedasync.close_round(now=2.0)
+    assert record.left.tolist() == [1]
+    fedasync.readmit([1])
+    assert open_round(fedasync, 2.0).sync.tolist() == [1]
+    assert fedasync.versions[1] == 2
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_restored_protocol_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    original, restored = PROTOCOLS[name](np.ones(4)), PROTOCOLS[name](np.ones(4))
+    three_rounds(original)
+    restored.restore(original.snapshot())
+    assert three_rounds(restored) == three_rounds(original)
+
+
+def three_rounds(protocol: Protocol) -> list[str]:
+    """Rounds in which clients 0 and 1 commit and the others are lost."""
+    records = []
+    for _ in range(3):
+        open_round(protocol, 100.0 * (protocol.round + 1))
+        arrive(protocol, [0, 1], protocol.now + 1)
+        lose(protocol, [2, 3, 0, 1], protocol.now)
+        records.append(protocol.close_round(now=protocol.now if protocol.done else protocol.deadline).to_json())
+    return records

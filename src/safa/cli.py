@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -77,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
 
     run = commands.add_parser(
-        "run", help="simulate one run", description="Simulate one run of a protocol on a fleet.", allow_abbrev=False
+        "run",
+        help="simulate one run",
+        usage="safa run TASK [options]",
+        description="Simulate one run of a protocol on a fleet.",
+        allow_abbrev=False,
     )
     run.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     _add_settings(run, lists=False)
@@ -89,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser(
         "sweep",
         help="simulate every combination of settings",
+        usage="safa sweep TASK[,TASK...] [options]",
         description="Simulate every combination of settings: any option takes a list, separated by commas.",
         allow_abbrev=False,
     )
@@ -116,15 +121,15 @@ def _add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
         title = item.metadata["group"]
         group = groups.setdefault(title, parser.add_argument_group(title))
         flag = item.metadata["flag"] or f"--{item.name.replace('_', '-')}"
-        convert = _converter(item.name, str(item.type))
-        known = isinstance(item.default, str | int | float) and f" (default: {item.default})".lower()
+        default = "the task's" if item.default is MISSING else item.default
+        default = {True: "yes", False: "no"}.get(default, default) if isinstance(default, bool) else default
         group.add_argument(
             flag,
             dest=item.name,
-            type=_list_of(convert) if lists else convert,
+            type=(lambda text: text.split(",")) if lists else (lambda text: [text]),
             default=argparse.SUPPRESS,
             metavar="FILE" if item.metadata["is_file"] else _metavar(item.metadata["choices"], str(item.type)),
-            help=item.metadata["help"].replace("%", "%%") + (known or ""),
+            help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         )
     parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
     parser.add_argument(
@@ -139,35 +144,28 @@ def _metavar(choices: tuple[str, ...] | None, kind: str) -> str:
     return "|".join(choices) if choices else {"int": "N", "float": "X", "bool": "yes|no"}.get(kind, "NAME")
 
 
-def _converter(name: str, kind: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        if kind == "bool":
-            words = {"yes": True, "true": True, "no": False, "false": False}
-            if text.lower() not in words:
-                raise SafaError(f"{name} must be yes or no, not {text!r}")
-            return words[text.lower()]
-        if kind not in ("int", "float"):
-            return text
-        try:
-            number = float(text)
-        except ValueError:
-            raise SafaError(f"{name} must be a number, not {text!r}") from None
-        return int(text) if kind == "int" and text.lstrip("+-").isdigit() else number
-
-    return convert
+def _convert(text: str, name: str, kind: str) -> Any:
+    """The value of a setting from its text; what is allowed is checked by `Settings`."""
+    if kind == "bool":
+        words = {"yes": True, "true": True, "no": False, "false": False}
+        if text.lower() not in words:
+            raise SafaError(f"{name} must be yes or no, not {text!r}")
+        return words[text.lower()]
+    if kind not in ("int", "float"):
+        return text
+    try:
+        return int(text) if kind == "int" and text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise SafaError(f"{name} must be a number, not {text!r}") from None
 
 
-def _list_of(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def convert_all(text: str) -> list[Any]:
-        return [convert(part.strip()) for part in text.split(",")]
-
-    return convert_all
-
-
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given on the command line."""
-    names = [item.name for item in fields(Settings) if item.metadata]
-    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
+    """The settings that were given on the command line, each as a list of values."""
+    return {
+        item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
+        for item in fields(Settings)
+        if item.metadata and hasattr(arguments, item.name)
+    }
 
 
 def _foreign(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -193,9 +191,9 @@ def _run(arguments: argparse.Namespace) -> None:
     task = arguments.task or named
     if task is None:
         raise SafaError(f"name a task, one of {', '.join(TASKS)}")
-    preset = dict(PRESETS[arguments.preset]) if arguments.preset else {}
     options = dict(config.pop("protocol_options", {})) | _foreign(arguments)
-    settings = Settings.of(task, **config | preset | _given(arguments), protocol_options=options)
+    given = {name: value for name, (value,) in _given(arguments).items()}
+    settings = Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)
     start = time.perf_counter()
     records = run_rounds(settings)
     writer = RunWriter(Path(arguments.out), settings, force=arguments.force) if arguments.out else None
@@ -228,7 +226,7 @@ def _run(arguments: argparse.Namespace) -> None:
 def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.workers < 1:
         raise SafaError(f"workers must be at least 1, not {arguments.workers}")
-    given = _given(arguments)
+    given: dict[str, Any] = _given(arguments)
     options = _foreign(arguments)
     if options:
         given["protocol_options"] = [options]
@@ -263,13 +261,13 @@ def _protocols(_: argparse.Namespace) -> None:
 
 
 def _tasks(_: argparse.Namespace) -> None:
-    table = Table("name", "what is learnt", box=None, pad_edge=False)
-    columns = ("samples", "clients", "rounds", "epochs", "batch_size", "lr", "round_limit_s")
-    for name in columns:
-        table.add_column(name, justify="right")
+    console = Console(highlight=False)
     for task in TASKS.values():
-        table.add_row(task.name, task.about, *(f"{getattr(task, name):g}" for name in columns))
-    Console().print(table)
+        console.print(f"[bold]{task.name}[/bold]  {task.about}")
+        console.print(
+            f"  {task.samples:,} samples, {task.clients} clients, {task.rounds} rounds, {task.epochs} epochs, "
+            f"batches of {task.batch_size}, learning rate {task.lr:g}, at most {task.round_limit_s:g} s a round"
+        )
 
 
 # -- what a person sees ----------------------------------------------------------------------------------------------
@@ -294,7 +292,8 @@ def _with_progress(items: Iterable[_T], total: int, unit: str, *, quiet: bool) -
             bar.update(job, completed=done)
             yield item
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
@@ -303,14 +302,16 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
         f"C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
-        f"{settings.clock} clock, seed {settings.seed}."
+        f"{settings.clock} clock, seed {settings.seed}.",
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
     for name, meaning in METRICS.items():
-        table.add_row(name, f"{values[name]:,.4g}" if values[name] < 1000 else f"{values[name]:,.0f}", meaning)
+        if settings.clock == "paper" or not name.endswith("_as_printed"):
+            table.add_row(name, _number(values[name]), meaning)
     console.print(table)
     console.print(f"The rounds were simulated in {values['wall_time_s']:.2f} s. No model was trained.")
     console.print(
@@ -318,17 +319,29 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
     )
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
     """The runs of a sweep as a table: what was varied, and the metrics that matter most."""
     names = [*(["task"] if several_tasks else []), *varied]
-    shown = ("round_length_s", "sync_ratio", "effective_update_ratio", "futility", "starved", "fairness")
+    shown = {
+        "round_length_s": "round, s",
+        "virtual_time_s": "total, s",
+        "sync_ratio": "SR",
+        "effective_update_ratio": "EUR",
+        "futility": "futility",
+        "starved": "starved",
+        "fairness": "fairness",
+    }
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, style="cyan")
-    for name in shown:
-        table.add_column(name, justify="right")
+    for title in shown.values():
+        table.add_column(title, justify="right")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(str(row[name]) for name in names), *(f"{row[name]:,.4g}" for name in shown))
+        table.add_row(*(str(row[name]) for name in names), *(_number(row[name]) for name in shown))
     console = Console()
     console.print(table)
     if len(rows) > _MOST_ROWS:

@@ -7,7 +7,6 @@ Symbols of the paper stand next to the names that replace them here: `fraction` 
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -146,8 +145,11 @@ class Settings:
     """Settings of a protocol that comes from another package."""
 
     @classmethod
-    def of(cls, task: str, *, preset: str | None = None, **given: Any) -> Self:
-        """Settings for a task: its defaults, then a preset (such as "paper"), then what is given."""
+    def of(cls, task: str, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any) -> Self:
+        """Settings for a task: its defaults, then `base`, then a preset (such as "paper"), then what is given.
+
+        A preset brings the task's defaults along, so that it sets all of the paper's Table II.
+        """
         if preset is not None and preset not in PRESETS:
             raise SafaError(f"there is no preset {preset!r}; there is {', '.join(PRESETS)}")
         chosen = find_task(task)
@@ -161,7 +163,7 @@ class Settings:
             "speed_floor": chosen.speed_floor,
             "mean_size": chosen.samples / chosen.clients,
         }
-        values = defaults | dict(PRESETS[preset] if preset else {}) | given
+        values = defaults | dict(base or {}) | (defaults | dict(PRESETS[preset]) if preset else {}) | given
         unknown = values.keys() - {item.name for item in fields(cls)}
         if unknown:
             raise SafaError(f"there is no setting {sorted(unknown)[0]!r}")
@@ -210,23 +212,24 @@ def _checked(name: str, value: Any, item: Any) -> Any:
     allowed = item.metadata
     if allowed["is_file"]:
         return None if value is None else str(value)
-    if allowed["choices"] is not None or item.type == "str":
-        if allowed["choices"] is not None and value not in allowed["choices"]:
-            raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
-        return value
-    if item.type == "bool":
-        if not isinstance(value, bool):
-            raise SafaError(f"{name} must be true or false, not {value!r}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or (item.type == "int" and value != int(value)):
-        raise SafaError(f"{name} must be a {'whole ' if item.type == 'int' else ''}number, not {value!r}")
-    low, least, most = allowed["above"], allowed["least"], allowed["most"]
-    if math.isnan(value) or (low is not None and value <= low) or (least is not None and value < least) or (
-        most is not None and value > most
-    ):  # fmt: skip
-        lower = f"above {low}" if low is not None else f"at least {least}"
+    if allowed["choices"] is not None and value not in allowed["choices"]:
+        raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
+    if item.type == "bool" and not isinstance(value, bool):
+        raise SafaError(f"{name} must be true or false, not {value!r}")
+    return _checked_number(name, value, item) if item.type in ("int", "float") else value
+
+
+def _checked_number(name: str, value: Any, item: Any) -> int | float:
+    whole = item.type == "int"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (whole and not float(value).is_integer()):
+        raise SafaError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
+    above, least, most = (item.metadata[key] for key in ("above", "least", "most"))
+    fits = (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)
+    if not fits:
+        lower = f"above {above}" if above is not None else f"at least {least}"
         raise SafaError(f"{name} must be {lower}{'' if most is None else f' and at most {most}'}, not {value}")
-    return int(value) if item.type == "int" else float(value)
+    return int(value) if whole else float(value)
 
 
 def _toml(value: Any) -> str:

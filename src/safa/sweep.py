@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -58,20 +59,22 @@ def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Ite
     names = columns(runs)
     with table.open("wb", buffering=0) as file:
         file.write(_csv_line(names))
-        if workers == 1:
-            rows: Iterator[dict[str, Any]] = map(run_one, runs)
-            for row in rows:
-                file.write(_csv_line([row.get(name) for name in names]))
-                yield row
-            return
-        with ProcessPoolExecutor(workers) as pool:
-            try:
-                for row in pool.map(run_one, runs, chunksize=max(1, min(8, len(runs) // (4 * workers)))):
-                    file.write(_csv_line([row.get(name) for name in names]))
-                    yield row
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        for row in _rows(runs, workers):
+            file.write(_csv_line([row.get(name) for name in names]))
+            yield row
+
+
+def _rows(runs: Sequence[Settings], workers: int) -> Iterator[dict[str, Any]]:
+    if workers == 1:
+        yield from map(run_one, runs)
+        return
+    # Ctrl-C is for this process to see; a worker finishes what it is at.
+    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            yield from pool.map(run_one, runs, chunksize=max(1, min(8, len(runs) // (4 * workers))))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _csv_line(values: Sequence[Any]) -> bytes:

@@ -34,9 +34,9 @@ def open_round(protocol: Protocol, now: float, *, lots: list[float] | None = Non
 def arrive(protocol: Protocol, clients: list[int], at_s: float, *, late: bool = False) -> list[int]:
     """Let clients commit from the version that they hold; the refusals come back."""
     events = Events.arrivals(clients, protocol.versions[clients], at_s=at_s)
-    return protocol.receive(events, late=late).refusal.tolist()
+    return [int(code) for code in protocol.receive(events, late=late).refusal]
 
 
 def lose(protocol: Protocol, clients: list[int], at_s: float) -> list[int]:
     """Let clients be found lost; the refusals come back."""
-    return protocol.receive(Events.losses(clients, at_s=at_s)).refusal.tolist()
+    return [int(code) for code in protocol.receive(Events.losses(clients, at_s=at_s)).refusal]

@@ -17,7 +17,7 @@ from tests.protocol.helpers import PROTOCOLS, arrive, lose, open_round
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_conformance(name: str) -> None:
-    check_protocol(PROTOCOLS[name], scripts=25)
+    check_protocol(PROTOCOLS[name], scripts=15)
 
 
 def test_what_is_wrong_is_refused_by_name() -> None:

@@ -6,6 +6,8 @@ the next one. Every client at work has exactly one thing coming: its update arri
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,7 +78,7 @@ class Devices:
 
     def pending(self, until_s: float, *, most: int, within_s: float = np.inf) -> Events:
         """What the server hears next, in order, up to that time: about so many events, within a span of the first."""
-        ready = np.flatnonzero(self._next_s <= until_s)
+        ready = np.flatnonzero(self._next_s <= min(until_s, sys.float_info.max))
         times = self._next_s[ready]
         if len(ready) > most:
             early = times <= np.partition(times, most)[most]

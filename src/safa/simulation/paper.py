@@ -18,6 +18,7 @@ clients, out of all work that was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,17 @@ __all__ = ["paper_rounds"]
 def paper_rounds(
     protocol: Protocol, fleet: Fleet, *, rounds: int, seed: int, estimate_error: float = 0.0
 ) -> Iterator[RoundRecord]:
-    """Run a protocol on a fleet under the paper clock, a record a round."""
+    """Run a protocol on a fleet under the paper clock, a record a round; what does not fit is said at once."""
     if type(protocol) not in (Safa, FedAvg, FedCS, Local):
         raise SafaError(
             f"the paper clock knows safa, fedavg, fedcs and local only; run {protocol.name} with clock = causal"
         )
     if fleet.faults.has_trace:
         raise SafaError("the paper clock knows no availability trace; use clock = causal")
+    return _rounds(protocol, fleet, rounds, seed, estimate_error)
+
+
+def _rounds(protocol: Protocol, fleet: Fleet, rounds: int, seed: int, estimate_error: float) -> Iterator[RoundRecord]:
     fastest_first = np.argsort(-fleet.speeds, kind="stable")
     too_slow = fleet.train_s > protocol.round_limit_s
     now = 0.0
@@ -58,8 +63,9 @@ def paper_rounds(
         distribution_s = len(dispatch.sync) * fleet.copy_s
         work_done, work_lost = _work(protocol, fleet, record, at_work, struck, point)
         now += distribution_s + _wait_s(protocol, fleet, record, np.flatnonzero(at_work), crashed)
+        arrival_s = record.opened_s + distribution_s + fleet.turnaround_s[record.client]
         yield complete_record(
-            record,
+            replace(record, arrival_s=arrival_s),
             fleet,
             closed_s=now,
             distribution_s=distribution_s,

@@ -1,0 +1,242 @@
+"""The causal clock once more, slow and literal: one client, one event at a time, in plain Python.
+
+It shares nothing with the package but the numbers that the world hands out (speeds, lots, faults). SAFA, FedAvg and
+FedAsync are written down again from their papers. What the fast simulation yields must be the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from safa.fleet import Fleet, stream
+from safa.settings import Settings
+
+
+@dataclass
+class Client:
+    """One device and its attempt."""
+
+    busy: bool = False
+    base: int = 0
+    full_s: float = 0.0
+    before_s: float = 0.0
+    begin_s: float = 0.0
+    cut_s: float = math.inf
+    next_s: float = math.inf
+    stretches: int = 0
+
+
+@dataclass
+class Round:
+    """What happened, in the words of the record."""
+
+    opened_s: float
+    closed_s: float = 0.0
+    sent: list[int] = field(default_factory=list)
+    deprecated: list[int] = field(default_factory=list)
+    arrivals: list[tuple[int, int, str]] = field(default_factory=list)
+    crashed: list[int] = field(default_factory=list)
+
+
+class World:
+    """The devices and the server's link."""
+
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self.settings, self.fleet = settings, fleet
+        self.clients = [Client() for _ in range(len(fleet))]
+        self.link_free_s = 0.0
+        self.round = 0
+
+    def stretch(self, k: int, begin_s: float) -> None:
+        client = self.clients[k]
+        left_s = client.full_s - client.before_s
+        cut_s = self.fleet.faults.strike(
+            np.array([k]),
+            np.array([begin_s]),
+            np.array([left_s]),
+            round_number=self.round,
+            ordinal=np.array([client.stretches]),
+        )[0]
+        client.stretches += 1
+        client.begin_s, client.cut_s = begin_s, float(cut_s)
+        struck = client.cut_s < math.inf
+        client.next_s = client.cut_s + self.settings.detection_delay_s if struck else begin_s + left_s
+
+    def start(self, k: int, base: int, begin_s: float) -> None:
+        client, fleet = self.clients[k], self.fleet
+        client.busy, client.base, client.before_s = True, base, 0.0
+        client.full_s = float(fleet.down_s[k] + fleet.train_s[k] + fleet.up_s[k])
+        self.stretch(k, begin_s)
+
+    def elapsed_s(self, k: int, now: float) -> float:
+        client = self.clients[k]
+        return client.before_s + max(0.0, min(client.cut_s, now) - client.begin_s)
+
+    def open_round(self, sync: list[int], resume: list[int], base: int, now: float) -> None:
+        self.round += 1
+        copies_s = len(sync) * self.fleet.copy_s
+        self.link_free_s = max(now, self.link_free_s) + copies_s
+        for client in self.clients:
+            client.stretches = 0
+        for k, client in enumerate(self.clients):
+            struck = client.busy and client.cut_s <= now
+            if k in sync:
+                self.start(k, base, self.link_free_s)
+            elif struck and k in resume:
+                client.before_s = self.elapsed_s(k, now) if self.settings.keep_progress else 0.0
+                self.stretch(k, now)
+            elif struck:
+                client.busy, client.cut_s, client.next_s = False, math.inf, math.inf
+            elif client.busy and self.settings.fault_model == "round":
+                client.before_s = self.elapsed_s(k, now)
+                self.stretch(k, max(client.begin_s, now))
+
+    def next_event(self) -> tuple[float, int]:
+        return min((client.next_s, k) for k, client in enumerate(self.clients))
+
+
+def simulate(settings: Settings, fleet: Fleet) -> list[Round]:
+    """Run one of the three protocols, round by round."""
+    world = World(settings, fleet)
+    server = SERVERS[settings.protocol](settings)
+    rounds = []
+    now = 0.0
+    for t in range(1, settings.rounds + 1):
+        this = Round(opened_s=now)
+        sync, resume = server.open(t, this)
+        world.open_round(sync, resume, server.version, now)
+        this.sent += sync
+        waiting = set(sync) | set(resume)
+        deadline = now + settings.round_limit_s
+        while waiting and not server.enough():
+            at_s, k = world.next_event()
+            if at_s > deadline or at_s == math.inf:
+                now = deadline
+                break
+            now = at_s
+            client = world.clients[k]
+            client.next_s = math.inf
+            if client.cut_s < math.inf:
+                waiting.discard(k)
+                continue
+            client.busy = False
+            this.arrivals.append((k, client.base, server.arrive(k, client.base)))
+            waiting.discard(k)
+            if settings.protocol == "fedasync":
+                world.link_free_s = max(now, world.link_free_s) + fleet.copy_s
+                world.start(k, server.version, world.link_free_s)
+                this.sent.append(k)
+                waiting.add(k)
+        this.closed_s = now
+        server.close(this)
+        this.crashed = [k for k, client in enumerate(world.clients) if client.busy and client.cut_s <= now]
+        rounds.append(this)
+    return rounds
+
+
+class Server(Protocol):
+    """What the three servers have in common."""
+
+    version: int
+
+    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]: ...
+    def enough(self) -> bool: ...
+    def arrive(self, k: int, base: int) -> str: ...
+    def close(self, this: Round) -> None: ...
+
+
+class SafaServer:
+    """Eq. 3 and Algorithm 1, word for word."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.tau, self.m = settings.lag_tolerance, settings.clients
+        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
+        self.v = [0] * self.m
+        self.picked_last: set[int] = set()
+        self.version = 0
+
+    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
+        self.t = t
+        self.p: list[int] = []
+        self.q: list[int] = []
+        deprecated = [k for k in range(self.m) if self.v[k] < t - self.tau]
+        sync = [k for k in range(self.m) if self.v[k] == t - 1 or k in deprecated]
+        this.deprecated = deprecated
+        for k in sync:
+            self.v[k] = t - 1
+        return sync, [k for k in range(self.m) if k not in sync]
+
+    def enough(self) -> bool:
+        return len(self.p) >= self.quota
+
+    def arrive(self, k: int, base: int) -> str:
+        (self.q if k in self.picked_last else self.p).append(k)
+        self.v[k] = self.t
+        return "?"
+
+    def close(self, this: Round) -> None:
+        picked = self.p + self.q[: self.quota - len(self.p)]
+        this.arrivals = [(k, b, "picked" if k in picked else "undrafted") for k, b, _ in this.arrivals]
+        self.picked_last = set(picked)
+        self.version = self.t
+
+
+class FedAvgServer:
+    """A random C-fraction, drawn before training; late replies are of no use."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.m, self.seed = settings.clients, settings.seed
+        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
+        self.version = 0
+
+    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
+        lots = stream(self.seed, "lottery", t).random(self.m)
+        self.t = t
+        self.selected = sorted(sorted(range(self.m), key=lambda k: lots[k])[: self.quota])
+        return self.selected, []
+
+    def enough(self) -> bool:
+        return False
+
+    def arrive(self, k: int, base: int) -> str:
+        return "picked" if k in self.selected and base == self.version else "refused"
+
+    def close(self, this: Round) -> None:
+        self.version = self.t
+
+
+class FedAsyncServer:
+    """Every arrival makes a version and is answered."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.m = settings.clients
+        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
+        self.version = 0
+
+    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
+        self.arrived = 0
+        everyone = list(range(self.m))
+        return (everyone, []) if t == 1 else ([], everyone)
+
+    def enough(self) -> bool:
+        return self.arrived >= self.quota
+
+    def arrive(self, k: int, base: int) -> str:
+        self.arrived += 1
+        self.version += 1
+        return "picked"
+
+    def close(self, this: Round) -> None:
+        pass
+
+
+SERVERS: dict[str, Callable[[Settings], Server]] = {
+    "safa": SafaServer,
+    "fedavg": FedAvgServer,
+    "fedasync": FedAsyncServer,
+}

@@ -1,0 +1,216 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safa import load_run
+from safa.cli import main
+
+SETTINGS = {
+    "task", "protocol", "clock", "seed", "fraction", "crash_rate", "lag_tolerance", "rounds", "clients", "epochs",
+    "batch_size", "lr", "round_limit_s",
+}  # fmt: skip
+METRICS = {
+    "round_length_s", "round_length_s_as_printed", "t_dist_s", "t_dist_s_as_printed", "sync_ratio",
+    "effective_update_ratio", "version_variance", "futility", "starved", "fairness", "virtual_time_s",
+    "best_accuracy", "best_loss", "wall_time_s",
+}  # fmt: skip
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_run_prints_what_was_run_and_what_came_out(capsys: Capture) -> None:
+    assert main(["run", "boston", "--no-train"]) == 0
+    out = capsys.readouterr().out
+    assert "safa on boston: 5 clients, 100 rounds, C = 0.3" in out
+    assert "round_length_s" in out
+    assert "Nothing was written" in out
+
+
+def test_json_is_one_object_and_nothing_else(capsys: Capture) -> None:
+    assert main(["run", "boston", "--no-train", "--json", "--seed", "3", "--round-limit", "inf"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert set(result) == {"settings", "metrics"}
+    assert set(result["settings"]) >= SETTINGS
+    assert set(result["metrics"]) >= METRICS
+    assert result["settings"]["seed"] == 3
+    assert result["settings"]["round_limit_s"] == "inf"
+    assert captured.err == ""
+
+
+def test_run_writes_a_folder_that_can_be_run_again(capsys: Capture) -> None:
+    assert main(["run", "boston", "--no-train", "--rounds", "7", "--seed", "5", "--out", "first"]) == 0
+    assert "Written to first" in capsys.readouterr().out
+    assert load_run("first").settings.rounds == 7
+    assert main(["run", "--config", "first/config.toml", "--out", "second", "--quiet"]) == 0
+    for name in ("config.toml", "rounds.jsonl", "summary.json"):
+        assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
+
+
+def test_options_go_before_a_config_file(capsys: Capture) -> None:
+    Path("mine.toml").write_text('task = "boston"\nrounds = 3\nseed = 9\n')
+    assert main(["run", "--config", "mine.toml", "--seed", "1", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["rounds"], settings["seed"]) == (3, 1)
+
+
+def test_sweep_writes_a_row_a_run(capsys: Capture) -> None:
+    command = ["sweep", "boston", "--preset", "paper", "--no-train", "--protocol", "safa,fedavg"]
+    assert main([*command, "--fraction", "0.1, 0.5", "--seed", "0,1,2", "--rounds", "5", "--out", "table"]) == 0
+    with Path("table/results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert set(rows[0]) >= SETTINGS | METRICS
+    assert [(row["protocol"], row["seed"], row["fraction"]) for row in rows[:3]] == [
+        ("safa", "0", "0.1"),
+        ("safa", "0", "0.5"),
+        ("safa", "1", "0.1"),
+    ]
+    assert rows[0]["best_accuracy"] == ""
+    captured = capsys.readouterr()
+    assert "fedavg" in captured.out
+    assert "12 runs in table/results.csv" in captured.err
+
+
+def test_a_sweep_gives_the_same_rows_with_any_number_of_workers() -> None:
+    tables = []
+    for workers in ("1", "2"):
+        command = ["sweep", "boston,mnist", "--seed", "0,1,2", "--rounds", "4", "--quiet", "--workers", workers]
+        assert main([*command, "--out", workers]) == 0
+        with Path(workers, "results.csv").open() as file:
+            tables.append([{k: v for k, v in row.items() if k != "wall_time_s"} for row in csv.DictReader(file)])
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 6
+
+
+def test_sweep_finds_a_new_folder_by_itself() -> None:
+    for number in (1, 2):
+        assert main(["sweep", "boston", "--rounds", "2", "--quiet"]) == 0
+        assert Path(f"runs/sweep-boston-{number}/results.csv").exists()
+
+
+def test_the_lists(capsys: Capture) -> None:
+    assert main(["protocols"]) == 0
+    out = capsys.readouterr().out
+    assert [name for name in ("safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff") if name not in out] == []
+    assert main(["tasks"]) == 0
+    assert "186,480 samples, 500 clients" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("run boston --fraction 0", "fraction must be above 0 and at most 1, not 0"),
+        ("run boston --fraction 1.01", "fraction must be above 0 and at most 1, not 1.01"),
+        ("run boston --crash-rate 2", "crash_rate must be at least 0 and at most 1, not 2"),
+        ("run boston --lag-tolerance 0", "lag_tolerance must be at least 1, not 0"),
+        ("run boston --lag-tolerance 1.5", "lag_tolerance must be a whole number, not 1.5"),
+        ("run boston --rounds many", "rounds must be a number, not 'many'"),
+        ("run boston --keep-progress perhaps", "keep_progress must be yes or no, not 'perhaps'"),
+        ("run boston --clock wall", "clock must be one of causal, paper, not 'wall'"),
+        ("run boston --protocol fedsgd", "there is no protocol 'fedsgd'; there are safa, fedavg, fedcs, local"),
+        ("run boston --protocol fedasync --preset paper", "the paper clock knows safa, fedavg, fedcs and local only"),
+        ("run boston --speeds few.txt", "few.txt holds speeds for 2 clients, but there are 5"),
+        ("run boston --speeds bad.txt", "bad.txt, line 2: speeds must be above 0, not -1"),
+        ("run boston --sizes word.txt", "word.txt, line 3: sizes must be a number, not 'x'"),
+        ("run boston --trace none.csv", "cannot read none.csv: No such file or directory"),
+        ("run boston --out used", "used already holds a run; choose another folder, or replace it with --force"),
+        ("run boston --out other", "other holds other files; choose an empty or new folder"),
+        ("run boston --out few.txt", "few.txt is not a folder"),
+        ("run boston --out few.txt/deep", "cannot make the folder few.txt/deep: Not a directory"),
+        ("run boston --set patience", "--set needs NAME=VALUE, not 'patience'"),
+        ("run boston --set patience=3", "safa has no setting 'patience'; it has fraction, lag_tolerance"),
+        ("run cifar", "there is no task 'cifar'; there are boston, mnist, kdd99"),
+        ("run", "name a task, one of boston, mnist, kdd99"),
+        ("run boston --speed 3", "unrecognized arguments: --speed 3 (see safa --help)"),
+        ("sweep boston --fraction 0.1,2", "fraction must be above 0 and at most 1, not 2"),
+        ("sweep boston --protocol safa,fedbuff --preset paper", "the paper clock knows"),
+        ("sweep boston --speeds few.txt --clients 2,3", "few.txt holds speeds for 2 clients, but there are 3"),
+        ("sweep boston --out used", "used already holds a run"),
+        ("sweep boston --workers 0", "workers must be at least 1, not 0"),
+        ("", "the following arguments are required: COMMAND (see safa --help)"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: str, capsys: Capture) -> None:
+    Path("few.txt").write_text("1\n2\n")
+    Path("bad.txt").write_text("1\n-1\n1\n1\n1\n")
+    Path("word.txt").write_text("30\n30\nx\n30\n30\n")
+    Path("used").mkdir()
+    Path("used/config.toml").write_text("precious")
+    Path("other").mkdir()
+    Path("other/thesis.tex").write_text("precious")
+    before = sorted(Path().rglob("*"))
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"safa: {complaint}")
+    assert captured.err.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before  # nothing lost, nothing half-written
+    assert Path("used/config.toml").read_text() == "precious"
+
+
+def test_force_replaces_a_run() -> None:
+    for seed in ("1", "2"):
+        assert main(["run", "boston", "--rounds", "2", "--seed", seed, "--out", "run", "--force", "--quiet"]) == 0
+    assert load_run("run").settings.seed == 2
+
+
+def test_a_setting_of_a_foreign_protocol_is_passed_on(capsys: Capture) -> None:
+    assert main(["run", "boston", "--rounds", "2", "--set", "lag_tolerance=9", "--set", "fraction=0.4", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["lag_tolerance"], settings["fraction"]) == (9, 0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "file", "said"),
+    [
+        (["run", "mnist", "--clients", "20000", "--rounds", "100000"], "rounds.jsonl", "rounds are finished"),
+        (["sweep", "boston", "--seed", ",".join(map(str, range(9999)))], "results.csv", "runs are finished"),
+    ],
+)
+def test_ctrl_c_leaves_what_was_finished_readable(arguments: list[str], file: str, said: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "safa", *arguments, "--out", "out"], stderr=subprocess.PIPE, text=True
+    )
+    results = Path("out", file)
+    while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") > 2):
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said in err
+    assert "Traceback" not in err
+    if file == "rounds.jsonl":
+        assert len(list(load_run("out").records())) >= 3
+    else:
+        with results.open() as table:
+            assert all(row["wall_time_s"] for row in csv.DictReader(table))
+
+
+def test_a_closed_pipe_is_no_accident() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m safa protocols | true", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("safa 0.")

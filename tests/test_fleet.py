@@ -1,0 +1,217 @@
+"""The world: draws, files, faults, links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safa.errors import SafaError
+from safa.fleet import Faults, Fleet, draw_sizes, draw_speeds, read_column, read_links, read_trace, stream
+from safa.settings import Settings
+from safa.simulation import make_fleet
+
+
+@pytest.mark.parametrize("distribution", ["exponential", "normal", "lognormal", "constant"])
+def test_speeds_have_the_mean_and_respect_the_floor(distribution: str) -> None:
+    speeds = draw_speeds(20_000, seed=1, distribution=distribution, mean=2.0, spread=0.3, floor=0.01)
+    assert speeds.min() >= 0.01
+    assert speeds.mean() == pytest.approx(2.0, rel=0.03)
+
+
+def test_exponential_speeds_above_a_floor_are_memoryless() -> None:
+    """Redrawing what is below the floor is the same as shifting the distribution by the floor."""
+    speeds = draw_speeds(50_000, seed=0, floor=0.5)
+    assert (speeds - 0.5).mean() == pytest.approx(1.0, rel=0.02)
+    assert np.median(speeds - 0.5) == pytest.approx(np.log(2), rel=0.03)
+
+
+@pytest.mark.parametrize("distribution", ["normal", "exponential", "equal"])
+def test_sizes_sum_to_the_data_set(distribution: str) -> None:
+    sizes = draw_sizes(100, seed=1, distribution=distribution, mean=700.0, floor=40)
+    assert sizes.sum() == 70_000
+    assert sizes.min() > 30
+    assert (sizes.std() == 0) == (distribution == "equal")
+
+
+def test_a_client_keeps_its_speed_in_a_larger_fleet() -> None:
+    few, many = (draw_speeds(count, seed=5, floor=0.2) for count in (10, 1000))
+    assert np.array_equal(few, many[:10])
+
+
+def test_streams_differ_by_purpose_and_key() -> None:
+    draws = {
+        tuple(stream(*key).random(3))  # type: ignore[arg-type]
+        for key in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1), (0, "a", 2)]
+    }
+    assert len(draws) == 5
+    assert np.array_equal(stream(0, "a", 1).random(3), stream(0, "a", 1).random(3))
+
+
+def test_unknown_distributions_and_unreachable_floors_are_refused() -> None:
+    with pytest.raises(SafaError, match="speed_distribution must be one of exponential, normal, lognormal, constant"):
+        draw_speeds(5, seed=0, distribution="uniform", floor=0.1)
+    with pytest.raises(SafaError, match="hardly ever reaches the floor of 5"):
+        draw_speeds(5, seed=0, distribution="constant", floor=5)
+
+
+def test_the_mean_shard_stays_when_the_fleet_grows() -> None:
+    small, large = (make_fleet(Settings.of("mnist", clients=count)) for count in (100, 5000))
+    assert small.sizes.mean() == large.sizes.mean() == 700
+
+
+def test_time_of_an_attempt_is_as_in_the_paper() -> None:
+    """1.4 Mbit/s and 10 MB: 57.14 s each way; 10 Gbit/s: 8 ms a copy; Eq. 18 in between."""
+    fleet = make_fleet(Settings.of("mnist"))
+    assert fleet.down_s[0] == fleet.up_s[0] == pytest.approx(57.142857)
+    assert fleet.copy_s == pytest.approx(0.008)
+    assert fleet.train_s[7] == fleet.sizes[7] / 40 * 5 / fleet.speeds[7]
+    assert fleet.turnaround_s[7] == pytest.approx(fleet.train_s[7] + 114.285714)
+    assert len(fleet) == 100
+
+
+def test_bandwidths_must_be_positive() -> None:
+    with pytest.raises(SafaError, match="down_mbps, up_mbps"):
+        Fleet.assemble(
+            speeds=np.ones(1),
+            sizes=np.ones(1),
+            epochs=1,
+            batch_size=1,
+            down_mbps=0.0,
+            up_mbps=1.0,
+            server_mbps=1.0,
+            model_size_mb=1.0,
+            faults=Faults(1, seed=0, crash_rate=0.0),
+        )
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+
+def strike(faults: Faults, clients: list[int], *, begin_s: float = 0.0, left_s: float = 10.0) -> list[float]:
+    count = len(clients)
+    cut_s = faults.strike(
+        np.array(clients),
+        np.full(count, begin_s),
+        np.full(count, left_s),
+        round_number=1,
+        ordinal=np.zeros(count, dtype=np.int64),
+    )
+    return [float(value) for value in cut_s]
+
+
+def test_as_many_stretches_are_struck_as_the_crash_rate_says() -> None:
+    faults = Faults(20_000, seed=3, crash_rate=0.3)
+    cut_s = np.array(strike(faults, list(range(20_000))))
+    struck = np.isfinite(cut_s)
+    assert struck.mean() == pytest.approx(0.3, abs=0.01)
+    assert cut_s[struck].mean() == pytest.approx(5.0, abs=0.1)
+
+
+def test_a_client_meets_its_own_fate_whoever_else_is_asked_about() -> None:
+    faults = Faults(50, seed=3, crash_rate=0.5)
+    assert strike(faults, [7, 3]) == [strike(faults, [7])[0], strike(faults, [3])[0]]
+
+
+def test_a_trace_cuts_work_when_the_client_goes_offline() -> None:
+    trace = np.array([[0, 0, 5], [0, 8, 30], [2, 4, 9]], dtype=float)
+    faults = Faults(3, seed=0, crash_rate=0.0, trace=trace)
+    assert strike(faults, [0, 1, 2]) == [5.0, 0.0, 0.0]
+    assert strike(faults, [0, 1, 2], begin_s=4.0) == [5.0, 4.0, 9.0]
+    assert strike(faults, [0], begin_s=9.0) == [np.inf]
+    assert strike(faults, [0], begin_s=99.0) == [99.0]  # after the trace, nobody is online
+
+
+@pytest.mark.parametrize(("crash_rate", "model"), [(-0.1, "round"), (1.1, "round"), (0.5, "sometimes")])
+def test_wrong_faults_are_refused(crash_rate: float, model: str) -> None:
+    with pytest.raises(SafaError, match="must be"):
+        Faults(1, seed=0, crash_rate=crash_rate, model=model)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "world.csv"
+
+
+def test_a_column_skips_comments_and_empty_lines(file: Path) -> None:
+    file.write_text("# speeds\n1.5\n\n  2\n3e-1\n")
+    assert read_column(file, count=3, what="speeds").tolist() == [1.5, 2.0, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("1\n2\n", "holds speeds for 2 clients, but there are 3"),
+        ("1\n2\nfast\n", "line 3: speeds must be a number, not 'fast'"),
+        ("1\n-2\n3\n", "line 2: speeds must be above 0, not -2"),
+        ("1\n0\n3\n", "line 2: speeds must be above 0, not 0"),
+        ("1\nnan\n3\n", "line 2: speeds must be a number, not 'nan'"),
+        ("inf\n2\n3\n", "line 1: speeds must be a number, not 'inf'"),
+    ],
+)
+def test_a_wrong_column_says_where(file: Path, text: str, complaint: str) -> None:
+    file.write_text(text)
+    with pytest.raises(SafaError, match=complaint):
+        read_column(file, count=3, what="speeds")
+
+
+def test_files_that_cannot_be_read_say_why(file: Path) -> None:
+    with pytest.raises(SafaError, match=r"cannot read .*world\.csv: No such file"):
+        read_column(file, count=3, what="speeds")
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SafaError, match="it is not text"):
+        read_column(file, count=3, what="speeds")
+
+
+def test_links_come_in_two_columns(file: Path) -> None:
+    file.write_text("down_mbps,up_mbps\n10,1\n20,2\n")
+    down, up = read_links(file, count=2)
+    assert (down.tolist(), up.tolist()) == ([10, 20], [1, 2])
+    fleet = make_fleet(Settings.of("boston", clients=2, links=str(file)))
+    assert fleet.down_s.tolist() == [8.0, 4.0]
+    assert fleet.up_s.tolist() == [80.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "first line must be 'down_mbps,up_mbps'"),
+        ("up,down\n1,1\n", "first line must be"),
+        ("down_mbps,up_mbps\n1\n", "line 2: needs down_mbps,up_mbps, not '1'"),
+        ("down_mbps,up_mbps\n1,0\n", "line 2: up_mbps must be above 0"),
+        ("down_mbps,up_mbps\n1,1\n", "holds links for 1 clients, but there are 2"),
+    ],
+)
+def test_wrong_links_say_where(file: Path, text: str, complaint: str) -> None:
+    file.write_text(text)
+    with pytest.raises(SafaError, match=complaint):
+        read_links(file, count=2)
+
+
+HEADER = "client,online_from_s,online_until_s\n"
+
+
+def test_a_trace_is_sorted_by_client_and_time(file: Path) -> None:
+    file.write_text(HEADER + "1,50,60\n0,0,10\n1,0,5\n")
+    assert read_trace(file, count=2).tolist() == [[0, 0, 10], [1, 0, 5], [1, 50, 60]]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("2,0,1\n", "line 2: client must be a number from 0 to 1, not '2'"),
+        ("0.5,0,1\n", "line 2: client must be"),
+        ("x,0,1\n", "line 2: client must be a number, not 'x'"),
+        ("0,5,5\n", "line 2: a time online must"),
+        ("0,-1,5\n", "line 2: a time online must"),
+        ("0,0,10\n1,0,10\n0,9,12\n", "line 4: this client is online already"),
+    ],
+)
+def test_a_wrong_trace_says_where(file: Path, text: str, complaint: str) -> None:
+    file.write_text(HEADER + text)
+    with pytest.raises(SafaError, match=complaint):
+        read_trace(file, count=2)

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+from safa import Settings, measure, run_rounds
 from safa.errors import SafaError
-from safa.protocol import FedAvg, Safa, available, build, find, registry
+from safa.protocol import Safa, available, build, find
+from safa.testing import check_protocol
 
+FOREIGN = '''
+from safa.protocol import FedAvg
 
 class Patient(FedAvg):
-    """A protocol from somewhere else, with a setting of its own."""
+    """Waits a little longer."""
 
     name = "patient"
 
-    def __init__(self, sizes: list[float], *, fraction: float, patience: float = 1.0) -> None:
+    def __init__(self, sizes, *, fraction, patience=1.0, round_limit_s=9.0):
         self.patience = patience
-        super().__init__(sizes, fraction=fraction)
+        super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s * patience)
+'''
 
 
-def register(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Pretend that a package with this entry point is installed."""
-    point = EntryPoint(name=name, value=value, group="safa.protocols")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "safa.protocols" else [])
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place on the path where packages can be installed, the way that pip lays them out."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def install_package(place: Path, entry_point: str) -> None:
+    (place / "elsewhere.py").write_text(FOREIGN)
+    metadata = place / "elsewhere-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[safa.protocols]\n{entry_point}\n")
 
 
 def test_the_package_brings_six() -> None:
@@ -36,19 +50,21 @@ def test_an_unknown_name_lists_what_there_is() -> None:
         find("fedsgd")
 
 
-def test_another_package_adds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, "patient", f"{__name__}:Patient")
-    protocol = build("patient", [1.0], {"fraction": 0.5, "patience": 3.0, "lag_tolerance": 7})
-    assert isinstance(protocol, Patient)
-    assert protocol.patience == 3.0
+def test_another_package_adds_its_own(install: Path) -> None:
+    install_package(install, "patient = elsewhere:Patient")
+    protocol = build("patient", [1.0], {"fraction": 0.5, "patience": 3.0, "lag_tolerance": 7, "round_limit_s": 2.0})
+    assert protocol.round_limit_s == 6.0
+    check_protocol(lambda sizes: build("patient", sizes, {"fraction": 0.5}), scripts=3)
+    settings = Settings.of("boston", protocol="patient", protocol_options={"patience": 2.0}, rounds=3)
+    assert measure(run_rounds(settings))["sync_ratio"] == 0.4
 
 
-def test_a_name_of_the_package_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, "safa", f"{__name__}:Patient")
+def test_a_name_of_the_package_cannot_be_taken(install: Path) -> None:
+    install_package(install, "safa = elsewhere:Patient")
     assert available()["safa"] is Safa
 
 
-def test_an_entry_point_must_name_a_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, "wrong", "math:pi")
+def test_an_entry_point_must_name_a_protocol(install: Path) -> None:
+    install_package(install, "wrong = math:pi")
     with pytest.raises(SafaError, match="does not name a Protocol"):
         find("wrong")

@@ -1,0 +1,42 @@
+"""What the docs show is run, so that it stays true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safa.protocol import Protocol
+from safa.testing import check_protocol
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str) -> list[str]:
+    """The Python examples of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("README.md")[0], {})
+    assert "safa: a round takes 49 s, 45% starved" in capsys.readouterr().out
+
+
+def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
+    names: dict[str, Any] = {}
+    protocol_example, test_example = blocks("docs/own-protocol.md")
+    exec(protocol_example, names)
+    first_come: type[Protocol] = names["FirstCome"]
+    check_protocol(lambda sizes: first_come(sizes, fraction=0.3, round_limit_s=9.0), scripts=10)
+    exec(test_example, names)
+    assert np.isfinite(first_come([1.0], fraction=1.0).quota)
+
+
+def test_the_picture_is_drawn_from_the_run_it_names() -> None:
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec((ROOT / "docs" / "client_map.py").read_text(encoding="utf-8"), names)
+    drawn = names["draw"](list(names["run_rounds"](names["SETTINGS"])))
+    assert (ROOT / "docs" / "client-map.svg").read_text(encoding="utf-8").strip() == drawn.strip()

@@ -20,7 +20,7 @@ run: $(READY) ## the first thing to try: SAFA on the Boston task, rounds only
 	$(BIN)/safa run boston --no-train --out runs/boston --force
 
 test: $(READY) ## all tests; the protocol room must be covered to the last branch
-	$(BIN)/pytest tests/protocol --cov=safa.protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(BIN)/pytest tests/protocol --cov=src/safa/protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
 	$(BIN)/pytest tests --ignore=tests/protocol
 
 check: $(READY) ## linter, format and types

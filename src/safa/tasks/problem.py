@@ -1,0 +1,51 @@
+"""What is learnt: a model, a loss, an accuracy, and data. Bring your own in five lines.
+
+    problem = Problem(
+        model=lambda: torch.nn.Linear(12, 1),
+        loss=torch.nn.functional.mse_loss,
+        accuracy=lambda output, target: 1 - (output - target).abs().mean(),
+        train=(x_train, y_train), test=(x_test, y_test),
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from safa.errors import SafaError
+
+__all__ = ["Data", "Problem"]
+
+Data = tuple[Tensor, Tensor]
+"""Inputs and targets, with the samples along the first dimension."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """A learning problem. Everything that is trained or measured comes from here."""
+
+    model: Callable[[], nn.Module]
+    """Makes a fresh model. Random initial weights come from torch's global generator, which the caller seeds."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Mean loss of a batch, from (output, target); it must be a mean over the samples of the batch."""
+    accuracy: Callable[[Tensor, Tensor], Tensor | float]
+    """Accuracy on a set, from (output, target)."""
+    train: Data
+    test: Data
+    kernel: str | None = None
+    """The name of a hand-written gradient in `safa.learning.kernels`, where there is one for this model and loss."""
+
+    def __post_init__(self) -> None:
+        for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
+            if len(inputs) != len(targets) or not len(inputs):
+                raise SafaError(f"the {name} data have {len(inputs)} inputs and {len(targets)} targets")
+
+    def start_model(self, seed: int) -> nn.Module:
+        """w(0), the same for the same seed; torch's global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.model()

@@ -31,6 +31,7 @@ def record(number: int, picked: list[int], undrafted: list[int], **given: Any) -
         "version_variance": 0.5,
         "uploads": len(clients),
         "sent": np.arange(2),
+        "sent_version": np.arange(2),
         "deprecated": np.empty(0, np.int64),
         "client": ids,
         "base": np.zeros_like(ids),

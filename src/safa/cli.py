@@ -21,13 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import safa
-from safa.analysis import METRICS, Metrics
+from safa.analysis import METRICS
 from safa.errors import SafaError
+from safa.experiment import Experiment, play, take_up
 from safa.paper import PRESETS
 from safa.protocol import available
 from safa.runs import RunWriter, new_folder, plain
 from safa.settings import Settings
-from safa.simulation import run_rounds
 from safa.sweep import combinations, run_sweep
 from safa.tasks import TASKS
 
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     _add_settings(run, lists=False)
     run.add_argument("--config", metavar="FILE", help="settings from a config.toml; options given here go before it")
+    run.add_argument("--resume", metavar="DIR", help="go on with the run in this folder where it was stopped")
     run.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object, nothing else")
     run.add_argument("--out", metavar="DIR", help="write the run into this folder; without it nothing is written")
     run.set_defaults(command=_run)
@@ -165,7 +166,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
         item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
         for item in fields(Settings)
         if item.metadata and hasattr(arguments, item.name)
-    }
+    } | ({"train": [False]} if arguments.no_train else {})
 
 
 def _foreign(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -186,6 +187,31 @@ def _foreign(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    if arguments.resume:
+        experiment, writer = _resumed(arguments)
+    else:
+        experiment, writer = _begun(arguments)
+    settings = experiment.settings
+    if settings.train and settings.keep_best and not arguments.quiet:
+        print("safa: keep_best peeks at the test set; use it for reproduction only", file=sys.stderr)
+    finished = experiment.finished
+    try:
+        for record in _with_progress(play(experiment, writer), settings.rounds, "rounds", quiet=arguments.quiet):
+            finished = record.round
+    except KeyboardInterrupt:
+        kept = f"{finished} of {settings.rounds} rounds are finished"
+        later = f" and can be read in {writer.folder}; go on with --resume {writer.folder}" if writer else ""
+        raise KeyboardInterrupt(kept + later) from None
+    result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}
+    if arguments.json:
+        print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))
+    elif not arguments.quiet:
+        _print_summary(settings, result, writer)
+
+
+def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
+    """A new run, from the command line and a config file."""
     config = Settings.read_toml(arguments.config) if arguments.config else {}
     named = config.pop("task", None)
     task = arguments.task or named
@@ -194,33 +220,16 @@ def _run(arguments: argparse.Namespace) -> None:
     options = dict(config.pop("protocol_options", {})) | _foreign(arguments)
     given = {name: value for name, (value,) in _given(arguments).items()}
     settings = Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)
-    start = time.perf_counter()
-    records = run_rounds(settings)
-    writer = RunWriter(Path(arguments.out), settings, force=arguments.force) if arguments.out else None
-    metrics = Metrics()
-    finished = 0
-    try:
-        for record in _with_progress(records, settings.rounds, "rounds", quiet=arguments.quiet):
-            metrics.add(record)
-            finished += 1
-            if writer:
-                writer.add(record)
-    except BaseException as problem:
-        if writer:
-            writer.close()
-        if isinstance(problem, KeyboardInterrupt):
-            kept = f"{finished} of {settings.rounds} rounds are finished"
-            raise KeyboardInterrupt(f"{kept} and can be read in {writer.folder}" if writer else kept) from None
-        raise
-    learned: dict[str, Any] = {"best_accuracy": None, "best_loss": None}
-    values = metrics.values() | learned
-    if writer:
-        writer.close(values)
-    result = values | {"wall_time_s": time.perf_counter() - start}
-    if arguments.json:
-        print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))
-    elif not arguments.quiet:
-        _print_summary(settings, result, writer)
+    experiment = Experiment(settings)
+    writer = RunWriter.begin(Path(arguments.out), settings, force=arguments.force) if arguments.out else None
+    return experiment, writer
+
+
+def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
+    """A run that was stopped; all of its settings are in its folder."""
+    if arguments.task or arguments.config or arguments.out or _given(arguments):
+        raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
+    return take_up(arguments.resume)
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -232,7 +241,9 @@ def _sweep(arguments: argparse.Namespace) -> None:
         given["protocol_options"] = [options]
     tasks = [name.strip() for name in arguments.task.split(",")]
     runs = combinations(tasks, given, preset=arguments.preset)
-    folder = Path(arguments.out) if arguments.out else _numbered(Path("runs"), f"sweep-{'-'.join(tasks)}")
+    folder = (
+        Path(arguments.out) if arguments.out else _numbered(Path("runs"), f"sweep-{'-'.join(tasks).replace(':', '.')}")
+    )
     table = new_folder(folder, force=arguments.force) / "results.csv"
     rows: list[dict[str, Any]] = []
     try:
@@ -310,12 +321,13 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
     for name, meaning in METRICS.items():
-        if settings.clock == "paper" or not name.endswith("_as_printed"):
+        if values[name] is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
             table.add_row(name, _number(values[name]), meaning)
     console.print(table)
-    console.print(f"The rounds were simulated in {values['wall_time_s']:.2f} s. No model was trained.")
+    what = "Simulated and trained" if settings.train else "No model was trained. Simulated"
+    console.print(f"{what} in {values['wall_time_s']:.2f} s.")
     console.print(
-        f"Written to {writer.folder}" if writer else "Nothing was written; --out DIR keeps the rounds.", soft_wrap=True
+        f"Written to {writer.folder}" if writer else "Nothing was written; --out DIR keeps the run.", soft_wrap=True
     )
 
 
@@ -334,10 +346,12 @@ def _print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_t
         "futility": "futility",
         "starved": "starved",
         "fairness": "fairness",
+        "best_accuracy": "accuracy",
     }
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, style="cyan")
+    shown = {name: title for name, title in shown.items() if rows and rows[0][name] is not None}
     for title in shown.values():
         table.add_column(title, justify="right")
     for row in rows[:_MOST_ROWS]:

@@ -102,6 +102,8 @@ class RoundRecord:
     """How many models travelled up."""
     sent: Ids
     """Who was sent the global model (a client more than once where the protocol answers every arrival)."""
+    sent_version: Ids
+    """The version that each of `sent` was given."""
     deprecated: Ids
     """Those of `sent` that were forced to start over because they lagged too far behind."""
     client: Ids
@@ -130,6 +132,11 @@ class RoundRecord:
     """Local work accounted for in this round, in mini-batches."""
     work_lost: float = 0.0
     """That part of it which was thrown away."""
+    diverged: int = 0
+    """Updates that were dropped after training because they held a NaN or an infinite number."""
+    loss: float | None = None
+    """Loss of the global model on the test set after the round, where it was evaluated."""
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -176,6 +183,7 @@ class RoundRecord:
 
 _ARRAYS: dict[str, type] = {
     "sent": np.int64,
+    "sent_version": np.int64,
     "deprecated": np.int64,
     "client": np.int64,
     "base": np.int64,

@@ -1,4 +1,7 @@
-"""The folder of a run: `config.toml`, `rounds.jsonl` (one record a line) and `summary.json`."""
+"""The folder of a run: `config.toml`, `rounds.jsonl` (one record a line), `summary.json`, `model.safetensors`.
+
+While a run goes on there is `checkpoint/`, too. A run that was stopped at any instant can be read, and taken up again.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,24 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.settings import Settings
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 __all__ = ["Run", "RunWriter", "load_run", "new_folder", "plain", "write_atomically"]
 
 _MARKS = ("config.toml", "results.csv")
-_CONFIG, _ROUNDS, _SUMMARY = "config.toml", "rounds.jsonl", "summary.json"
+_CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
+_CHECKPOINT = Path("checkpoint") / "state.safetensors"
 
 
 def new_folder(path: Path, *, force: bool) -> Path:
@@ -39,11 +47,11 @@ def new_folder(path: Path, *, force: bool) -> Path:
     return path
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, also if the machine stops in between."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with part.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
@@ -57,37 +65,94 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 class RunWriter:
     """Writes the folder of a run while it goes on. What is in it can be read at any moment."""
 
-    def __init__(self, folder: Path, settings: Settings, *, force: bool = False) -> None:
-        self.folder = new_folder(folder, force=force)
-        write_atomically(folder / _CONFIG, settings.to_toml())
-        self._rounds: BinaryIO = (folder / _ROUNDS).open("wb", buffering=0)
+    def __init__(self, folder: Path, rounds: BinaryIO) -> None:
+        self.folder = folder
+        self._rounds = rounds
+
+    @classmethod
+    def begin(cls, folder: Path, settings: Settings, *, force: bool = False) -> RunWriter:
+        """Begin a new folder."""
+        new_folder(folder, force=force)
+        write_atomically(folder / _CONFIG, settings.to_toml().encode())
+        return cls(folder, (folder / _ROUNDS).open("ab", buffering=0))
+
+    @classmethod
+    def resume(cls, run: Run, finished: int) -> RunWriter:
+        """Go on with a folder behind its first `finished` rounds; what was written after them is dropped."""
+        if run.folder is None:
+            raise SafaError("a run that is held in memory cannot be taken up again")
+        rounds = run.folder / _ROUNDS
+        rounds.touch()
+        with rounds.open("rb") as lines:
+            length = sum(len(line) for line in islice(lines, finished))
+        os.truncate(rounds, length)
+        return cls(run.folder, rounds.open("ab", buffering=0))
 
     def add(self, record: RoundRecord) -> None:
         """Append a round, as one line in one write."""
         self._rounds.write(record.to_json().encode() + b"\n")
 
-    def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Close the folder; a run that came to its end has a summary."""
+    def checkpoint(self, finished: int, state: dict[str, Tensor]) -> None:
+        """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it."""
+        from safetensors.torch import save
+
+        os.fsync(self._rounds.fileno())
+        path = self.folder / _CHECKPOINT
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, save(state, metadata={"rounds": str(finished)}))
+
+    def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
+        """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
         self._rounds.close()
+        if model is not None:
+            from safetensors.torch import save
+
+            write_atomically(self.folder / _MODEL, save(model))
         if summary is not None:
-            write_atomically(self.folder / _SUMMARY, json.dumps(summary, indent=2) + "\n")
+            write_atomically(self.folder / _SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+            shutil.rmtree((self.folder / _CHECKPOINT).parent, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run read back from its folder."""
+    """A run, finished or not: read back from its folder, or held in memory."""
 
-    folder: Path
     settings: Settings
     summary: dict[str, Any] | None
     """The metrics, or None where the run did not come to its end."""
+    folder: Path | None = None
+    held_records: Sequence[RoundRecord] = ()
+    held_model: dict[str, Tensor] | None = None
 
     def records(self) -> Iterator[RoundRecord]:
         """The rounds that were finished; a last line that was cut off does not count."""
+        if self.folder is None:
+            yield from self.held_records
+            return
         with (self.folder / _ROUNDS).open(encoding="utf-8") as lines:
             for line in lines:
                 if line.endswith("\n"):
                     yield RoundRecord.from_json(line)
+
+    def model(self) -> dict[str, Tensor]:
+        """The last global model, as a module's state."""
+        if self.held_model is not None:
+            return self.held_model
+        if self.folder is None or not (self.folder / _MODEL).is_file():
+            raise SafaError("no model was trained in this run, or it did not come to its end")
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / _MODEL)
+
+    def checkpoint(self) -> tuple[int, dict[str, Tensor]]:
+        """After how many rounds the last checkpoint was written, and what had been learnt by then."""
+        from safetensors import safe_open
+
+        path = self.folder / _CHECKPOINT if self.folder else None
+        if path is None or not path.is_file():
+            return 0, {}
+        with safe_open(path, framework="pt") as file:
+            return int(file.metadata()["rounds"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def load_run(folder: str | Path) -> Run:
@@ -99,6 +164,6 @@ def load_run(folder: str | Path) -> Run:
     summary = path / _SUMMARY
     return Run(
         folder=path,
-        settings=Settings.of(values.pop("task"), **values),
+        settings=Settings(**values),
         summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
     )

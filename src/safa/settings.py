@@ -19,7 +19,8 @@ from safa.paper import PRESETS
 from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
-from safa.tasks import find_task
+from safa.tasks import Task, check_partition, find_task
+from safa.vocabulary import OPTIMISERS, TRAINERS
 
 __all__ = ["CLOCKS", "Settings"]
 
@@ -55,6 +56,7 @@ def _option(
 
 
 _RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "rivals of SAFA"
+_LEARN = "learning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,18 +143,46 @@ class Settings:
     hinge_lag: float = _option(4.0, "b, the lag up to which hinge staleness discounts nothing", group=_RIVALS, least=0)
     buffer_size: int = _option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
     server_lr: float = _option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0)
+
+    partition: str = _option(
+        "contiguous", "who holds which samples: contiguous (the paper), iid, dirichlet:ALPHA or shards:N", group=_LEARN
+    )
+    trainer: str = _option(
+        "batched", "batched: many clients at once; serial: one after the other, slow, the oracle", group=_LEARN,
+        choices=TRAINERS,
+    )  # fmt: skip
+    device: str = _option("cpu", "where to train: cpu or cuda", group=_LEARN)
+    tf32: bool = _option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
+    optimiser: str = _option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
+    momentum: float = _option(0.0, "momentum of SGD", group=_LEARN, least=0)
+    weight_decay: float = _option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0)
+    proximal: float = _option(0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0)
+    eval_every: int = _option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
+    eval_clients: bool = _option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
+    keep_best: bool = _option(
+        False, "send out the best model so far by test loss, as the paper did: this peeks at the test set", group=_LEARN
+    )
+    warm_start: bool = _option(
+        False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN
+    )
+    memory_mb: float = _option(4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0)
+    checkpoint_every: int = _option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
+    train: bool = field(default=True)
+    """Whether a model is trained, or the rounds are simulated only."""
     protocol_options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a protocol that comes from another package."""
 
     @classmethod
-    def of(cls, task: str, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any) -> Self:
+    def of(
+        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any
+    ) -> Self:
         """Settings for a task: its defaults, then `base`, then a preset (such as "paper"), then what is given.
 
         A preset brings the task's defaults along, so that it sets all of the paper's Table II.
         """
         if preset is not None and preset not in PRESETS:
             raise SafaError(f"there is no preset {preset!r}; there is {', '.join(PRESETS)}")
-        chosen = find_task(task)
+        chosen = task if isinstance(task, Task) else find_task(task)
         defaults = {
             "rounds": chosen.rounds,
             "clients": chosen.clients,
@@ -167,13 +197,13 @@ class Settings:
         unknown = values.keys() - {item.name for item in fields(cls)}
         if unknown:
             raise SafaError(f"there is no setting {sorted(unknown)[0]!r}")
-        return cls(task=task, **values)
+        return cls(task=chosen.name, **values)
 
     def __post_init__(self) -> None:
-        find_task(self.task)
         for item in fields(self):
             if item.metadata:
                 object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), item))
+        check_partition(self.partition)
         known = registry.parameters(registry.find(self.protocol))
         for name in self.protocol_options:
             if name not in known:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
+import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safa.analysis import METRICS, measure
+from safa.analysis import METRICS
+from safa.experiment import Experiment
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
 
 __all__ = ["columns", "combinations", "run_one", "run_sweep"]
-
-_LEARNING = ("best_accuracy", "best_loss")
 
 
 def combinations(
@@ -44,14 +45,30 @@ def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
 def run_one(settings: Settings) -> dict[str, Any]:
     """Simulate one run and return its row: settings, metrics and how long it took."""
     start = time.perf_counter()
-    metrics = measure(run_rounds(settings))
-    return settings.values() | metrics | dict.fromkeys(_LEARNING) | {"wall_time_s": time.perf_counter() - start}
+    experiment = Experiment(settings)
+    with _one_thread() if settings.train else contextlib.nullcontext():
+        for _ in experiment.rounds():
+            pass
+    return settings.values() | experiment.summary() | {"wall_time_s": time.perf_counter() - start}
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A run of a sweep takes one core, so that it comes out the same with any number of workers beside it."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def columns(runs: Sequence[Settings]) -> list[str]:
     """The columns of the table: settings first, then metrics."""
     names = dict.fromkeys(name for settings in runs for name in settings.values())
-    return [*names, *METRICS, *_LEARNING, "wall_time_s"]
+    return [*names, *METRICS, "wall_time_s"]
 
 
 def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:
@@ -68,10 +85,13 @@ def _rows(runs: Sequence[Settings], workers: int) -> Iterator[dict[str, Any]]:
     if workers == 1:
         yield from map(run_one, runs)
         return
-    # Ctrl-C is for this process to see; a worker finishes what it is at.
-    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+    # Workers are started afresh, because a process that has used torch cannot be forked safely. Ctrl-C is for this
+    # process to see; a worker finishes what it is at.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
-            yield from pool.map(run_one, runs, chunksize=max(1, min(8, len(runs) // (4 * workers))))
+            several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are handed out several at a time
+            yield from pool.map(run_one, runs, chunksize=1 if runs[0].train else several)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

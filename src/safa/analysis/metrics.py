@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,11 @@ METRICS: dict[str, str] = {
     "bytes_down": "bytes sent to clients",
     "bytes_up": "bytes sent by clients",
     "virtual_time_s": "when the last round closed",
+    "diverged": "updates dropped for a NaN or an infinite number",
+    "best_accuracy": "best accuracy on the test set",
+    "best_loss": "lowest loss on the test set",
+    "last_accuracy": "accuracy of the last model",
+    "last_loss": "loss of the last model",
 }
 """The metrics by name, with what each one says."""
 
@@ -42,6 +48,8 @@ class Metrics:
         self._closed_s = 0.0
         self._version = 0
         self._clients = 0
+        self._diverged = 0
+        self._scores: list[tuple[float, float]] = []  # (loss, accuracy)
         self._merged = np.zeros(0, dtype=np.int64)
         self._kept = np.zeros(0, dtype=np.bool_)  # has an undrafted update that waits for the next aggregation
         self._buffered: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # (client, version) not made yet
@@ -63,6 +71,9 @@ class Metrics:
         self._bytes_down += record.bytes_down
         self._bytes_up += record.bytes_up
         self._closed_s = record.closed_s
+        self._diverged += record.diverged
+        if record.loss is not None and record.accuracy is not None:
+            self._scores.append((record.loss, record.accuracy))
         self._count_merged(record)
 
     def _count_merged(self, record: RoundRecord) -> None:
@@ -100,8 +111,8 @@ class Metrics:
         """How many updates of each client reached the global model."""
         return self._merged.copy()
 
-    def values(self) -> dict[str, float]:
-        """The metrics so far, under the names in `METRICS`."""
+    def values(self) -> dict[str, Any]:
+        """The metrics so far, under the names in `METRICS`; None for what no model was evaluated for."""
         rounds = max(1, self._rounds)
         length_s, dist_s, printed_s = self._length_s / rounds, self._dist_s / rounds, self._dist_printed_s / rounds
         return {
@@ -119,6 +130,11 @@ class Metrics:
             "bytes_down": self._bytes_down,
             "bytes_up": self._bytes_up,
             "virtual_time_s": self._closed_s,
+            "diverged": self._diverged,
+            "best_accuracy": max((accuracy for _, accuracy in self._scores), default=None),
+            "best_loss": min((loss for loss, _ in self._scores), default=None),
+            "last_accuracy": self._scores[-1][1] if self._scores else None,
+            "last_loss": self._scores[-1][0] if self._scores else None,
         }
 
 
@@ -127,7 +143,7 @@ def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:
     return record.sent, record.client[record.verdict != Verdict.REFUSED], record.joined
 
 
-def measure(records: Iterable[RoundRecord]) -> dict[str, float]:
+def measure(records: Iterable[RoundRecord]) -> dict[str, Any]:
     """The metrics of a whole run."""
     metrics = Metrics()
     for record in records:

@@ -14,6 +14,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         # The tables called a client deprecated when (t-1) - v > 5, which is Eq. 3 with tau = 6.
         "lag_tolerance": 6,
         "averaging": "population",
+        "keep_best": True,
+        "warm_start": True,
     },
 }
 """Preset name -> settings. Table II itself comes with the task."""

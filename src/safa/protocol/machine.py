@@ -79,7 +79,7 @@ class Protocol(ABC):
         self._joined: list[Ids] = []
         self._left: list[Ids] = []
         self._log: list[tuple[Events, NDArray[np.int8], NDArray[np.bool_]]] = []
-        self._sent: list[Ids] = []
+        self._sent: list[tuple[Ids, Ids]] = []  # who was sent the model, and which version
         self._opening: tuple[Dispatch, float] | None = None
         self.enrol(sizes)
         self._joined.clear()
@@ -173,7 +173,7 @@ class Protocol(ABC):
         self._waiting_for = len(at_work)
         versions = self.versions[at_work]
         self._opening = dispatch, float(np.var(versions)) if len(versions) else 0.0
-        self._sent = [dispatch.sync]
+        self._sent = [(dispatch.sync, self.versions[dispatch.sync].astype(np.int64))]
         self._log = []
         return dispatch
 
@@ -234,7 +234,7 @@ class Protocol(ABC):
             self._expected[answered] = True
             self._awaited[answered] = True
             self._waiting_for += len(answered)
-            self._sent.append(answered)
+            self._sent.append((answered, self.versions[answered].astype(np.int64)))
         return refusal, answered
 
     def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
@@ -303,7 +303,8 @@ class Protocol(ABC):
             trained=len(dispatch.sync) + len(dispatch.resume),
             version_variance=variance,
             uploads=self._uploads(len(events)),
-            sent=np.concatenate(self._sent),
+            sent=np.concatenate([clients for clients, _ in self._sent]),
+            sent_version=np.concatenate([versions for _, versions in self._sent]),
             deprecated=dispatch.deprecated,
             client=events.client,
             base=events.base,

@@ -1,5 +1,24 @@
-"""The tasks: what is learnt, on which data, and with which settings by default."""
+"""The tasks: what is learnt, on which data, and with which settings by default.
 
-from safa.tasks.catalogue import TASKS, Task, find_task
+`Problem`, `Data` and `from_dataset` are loaded on first use, because they bring torch along and rounds alone need none.
+"""
 
-__all__ = ["TASKS", "Task", "find_task"]
+from typing import TYPE_CHECKING, Any
+
+from safa.tasks.catalogue import TASKS, Task, find_task, task_of
+from safa.tasks.partition import check_partition, partition
+
+if TYPE_CHECKING:
+    from safa.tasks.own import from_dataset
+    from safa.tasks.problem import Data, Problem
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in ("Data", "Problem", "from_dataset"):
+            from safa.tasks import own
+
+            return getattr(own, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["TASKS", "Data", "Problem", "Task", "check_partition", "find_task", "from_dataset", "partition", "task_of"]

@@ -1,17 +1,27 @@
-"""The tasks by name, with the settings of the paper's Table II and of Section 2 of its experiments."""
+"""The tasks by name, with the settings of the paper's Table II and of Section 2 of its experiments.
+
+A task's data and model are loaded when they are asked for, so that rounds alone are simulated without torch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 from safa.errors import SafaError
 
-__all__ = ["TASKS", "Task", "find_task"]
+if TYPE_CHECKING:
+    from safa.tasks.problem import Problem
+
+__all__ = ["TASKS", "Task", "find_task", "task_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a task brings along as defaults."""
+    """What a task brings along as defaults, and how to get at what is learnt."""
 
     name: str
     about: str
@@ -25,6 +35,32 @@ class Task:
     round_limit_s: float
     speed_floor: float
     """The slowest speed that was let into the fleet, in mini-batches per second."""
+    load: Callable[[], Problem]
+    """Reads the data, and downloads them where they are not there yet."""
+
+
+def _boston() -> Problem:
+    from safa.tasks.boston import load
+
+    return load()
+
+
+def _mnist() -> Problem:
+    from safa.tasks.mnist import load
+
+    return load()
+
+
+def _kdd99() -> Problem:
+    from safa.tasks.kdd99 import load
+
+    return load()
+
+
+def _digits() -> Problem:
+    from safa.tasks.digits import load
+
+    return load()
 
 
 TASKS: dict[str, Task] = {
@@ -41,6 +77,7 @@ TASKS: dict[str, Task] = {
             lr=1e-4,
             round_limit_s=830.0,
             speed_floor=0.05,
+            load=_boston,
         ),
         Task(
             name="mnist",
@@ -53,6 +90,7 @@ TASKS: dict[str, Task] = {
             lr=1e-3,
             round_limit_s=5600.0,
             speed_floor=0.016,
+            load=_mnist,
         ),
         Task(
             name="kdd99",
@@ -65,13 +103,54 @@ TASKS: dict[str, Task] = {
             lr=1e-2,
             round_limit_s=1620.0,
             speed_floor=0.012,
+            load=_kdd99,
+        ),
+        Task(
+            name="digits",
+            about="a tiny convolutional network on 8x8 handwritten digits, for quick trials without a download",
+            samples=1797,
+            clients=20,
+            rounds=50,
+            epochs=2,
+            batch_size=20,
+            lr=0.3,
+            round_limit_s=420.0,
+            speed_floor=0.03,
+            load=_digits,
         ),
     )
 }
 
 
 def find_task(name: str) -> Task:
-    """The task of that name."""
+    """The task of that name, or a task made of the caller's own problem, `package.module:attribute`."""
+    if ":" in name:
+        return _own_task(name)
     if name not in TASKS:
-        raise SafaError(f"there is no task {name!r}; there are {', '.join(TASKS)}")
+        raise SafaError(f"there is no task {name!r}; there are {', '.join(TASKS)}, or your own as package.module:name")
     return TASKS[name]
+
+
+@cache
+def _own_task(reference: str) -> Task:
+    """A task around a problem that somebody brought."""
+    from safa.tasks.own import find_problem
+
+    return task_of(find_problem(reference), reference)
+
+
+def task_of(problem: Problem, name: str) -> Task:
+    """A task around a problem, with defaults that suit nothing in particular."""
+    return Task(
+        name=name,
+        about=f"the problem {name}",
+        samples=len(problem.train[0]) + len(problem.test[0]),
+        clients=10,
+        rounds=20,
+        epochs=1,
+        batch_size=32,
+        lr=0.01,
+        round_limit_s=math.inf,
+        speed_floor=0.05,
+        load=lambda: problem,
+    )

@@ -1,12 +1,4 @@
-"""What is learnt: a model, a loss, an accuracy, and data. Bring your own in five lines.
-
-    problem = Problem(
-        model=lambda: torch.nn.Linear(12, 1),
-        loss=torch.nn.functional.mse_loss,
-        accuracy=lambda output, target: 1 - (output - target).abs().mean(),
-        train=(x_train, y_train), test=(x_test, y_test),
-    )
-"""
+"""What is learnt: a model, a loss, an accuracy, and data. Bring your own in five lines; `docs/learning.md` shows how."""
 
 from __future__ import annotations
 

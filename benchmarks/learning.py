@@ -1,0 +1,134 @@
+"""How fast clients are trained: the batched trainer against the serial one, in one process, as ratios.
+
+    python benchmarks/learning.py [--device cpu|cuda] [--task boston kdd99 mnist] [--tf32]
+
+For every task the same clients are trained by both trainers, in turns, and the medians are compared. For the paper's
+CNN it also prints the arithmetic rate that was reached beside the rate of a large matrix product on the same device.
+The data are found through SAFA_DATA. numpy and torch are all that is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from safa.experiment import Experiment
+from safa.learning import Optimiser, Trainer, make_trainer
+from safa.settings import Settings
+from safa.simulation import make_fleet
+from safa.tasks import find_task, partition
+
+CNN_FLOP_PER_IMAGE = 2 * (2 * 20 * 25 * 576 + 3 * (50 * 500 * 64 + 800 * 500 + 500 * 10))
+"""Forward, gradient of the weights, gradient of the inputs (which the first layer does not need)."""
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Wall time of some work, to its last kernel."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def matmul_rate(device: torch.device) -> float:
+    """Floating-point operations per second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = torch.randn(2, size, size, device=device)
+    torch.mm(a, b)
+    return 2 * size**3 / min(seconds(lambda: torch.mm(a, b), device) for _ in range(5))
+
+
+def trainers(task: str, device: torch.device) -> tuple[Settings, list[np.ndarray], dict[str, Trainer]]:
+    """Both trainers for a task, with the shards that they train on."""
+    settings = Settings.of(task, preset="paper")
+    problem = find_task(task).load()
+    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
+    shards = partition(settings.partition, problem.train[1].numpy(), sizes, np.random.default_rng(0))
+    made = {
+        kind: make_trainer(
+            kind,
+            problem,
+            shards,
+            batch_size=settings.batch_size,
+            optimiser=Optimiser(lr=settings.lr),
+            device=device,
+            memory_mb=8192 if device.type == "cuda" else 1024,
+        )
+        for kind in ("batched", "serial")
+    }
+    return settings, shards, made
+
+
+def compare(task: str, device: torch.device, repeats: int) -> None:
+    """Train the same clients with both trainers, in turns."""
+    settings, shards, made = trainers(task, device)
+    everyone = np.arange(len(shards))
+    # The serial trainer takes a part of the clients, so that the CNN does not take all day.
+    some = everyone if task != "mnist" else everyone[:: max(1, len(everyone) // (10 if device.type == "cpu" else 20))]
+    epochs = settings.epochs if task != "mnist" or device.type == "cuda" else 1
+    start = find_task(task).load().start_model(0)
+    row = made["serial"].layout.row(dict(start.named_parameters())).to(device)
+    times: dict[str, list[float]] = {"batched": [], "serial": []}
+    for repeat in range(repeats + 1):
+        for kind, clients in (("batched", everyone if device.type == "cuda" else some), ("serial", some)):
+            rows = row.expand(len(clients), -1)
+            spent = seconds(lambda k=kind, c=clients, r=rows: made[k].train(c, r, epochs=epochs), device)  # type: ignore[misc]
+            if repeat:  # the first is for warming up
+                times[kind].append(spent / len(clients))
+    batched, serial = (statistics.median(times[kind]) for kind in ("batched", "serial"))
+    line = f"{task}: {serial / batched:.1f} times faster ({serial * 1e3:.2f} ms and {batched * 1e3:.3f} ms a client)"
+    if task == "mnist":
+        images = float(np.mean([len(shards[k]) for k in some])) * epochs
+        rate, most = matmul_rate(device), images * CNN_FLOP_PER_IMAGE
+        line += (
+            f"; {most / batched / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} ({most / batched / rate:.0%}),"
+            f" serial {most / serial / 1e9:.0f} ({most / serial / rate:.0%})"
+        )
+    print(line, flush=True)
+
+
+def whole_run(task: str, device: torch.device, **given: Any) -> None:
+    """A run from start to end, as the paper's tables have it."""
+    settings = Settings.of(task, preset="paper", device=device.type, **given)
+    spent = seconds(lambda: experiment_to_end(settings), device)
+    print(f"{task}: {settings.rounds} rounds of {settings.protocol} with {settings.clients} clients in {spent:.1f} s")
+
+
+def experiment_to_end(settings: Settings) -> None:
+    """Play all rounds and say how good the model became."""
+    experiment = Experiment(settings)
+    for _ in experiment.rounds():
+        pass
+    summary = experiment.summary()
+    print(f"  best accuracy {summary['best_accuracy']:.4f}, last {summary['last_accuracy']:.4f}", flush=True)
+
+
+def main() -> None:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--task", nargs="*", default=["boston", "kdd99", "mnist"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--runs", action="store_true", help="whole runs, too (mnist on a GPU only)")
+    parser.add_argument("--tf32", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = arguments.tf32
+    print(f"torch {torch.__version__}, {device.type}, {torch.get_num_threads()} threads")
+    for task in arguments.task:
+        compare(task, device, arguments.repeats)
+        if arguments.runs and (task != "mnist" or device.type == "cuda"):
+            whole_run(task, device, tf32=arguments.tf32)
+
+
+if __name__ == "__main__":
+    main()

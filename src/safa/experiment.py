@@ -1,0 +1,188 @@
+"""A whole run: a protocol meets a fleet, and the rounds train a model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from safa.analysis import Metrics
+from safa.errors import SafaError
+from safa.fleet import stream
+from safa.protocol import registry
+from safa.records import RoundRecord
+from safa.runs import Run, RunWriter, load_run
+from safa.settings import Settings
+from safa.simulation import make_fleet, run_rounds
+from safa.tasks import find_task, task_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from safa.tasks.problem import Problem
+
+__all__ = ["Experiment", "play", "simulate", "take_up"]
+
+
+class Experiment:
+    """Runs settings to their end, round by round; what it learns can be taken out and put back at any round."""
+
+    def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
+        """Everything that can be wrong is found here, before the first round."""
+        self.settings = settings
+        fleet = make_fleet(settings)
+        self._records = run_rounds(settings, fleet)
+        self._metrics = Metrics()
+        self.finished = 0
+        """Rounds that were done before this object took over."""
+        self._learning = None
+        if settings.train:
+            self._learning = _Learning(settings, problem or find_task(settings.task).load(), np.asarray(fleet.sizes))
+
+    def resume(self, finished: Iterable[RoundRecord], state: dict[str, Tensor]) -> None:
+        """Go on behind rounds that were finished earlier, with what had been learnt by then."""
+        for record in finished:
+            self._metrics.add(record)
+            self.finished += 1
+        if self._learning is not None:
+            self._learning.learner.restore(state)
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
+        for record in itertools.islice(self._records, self.finished, None):
+            learnt = self._learning.learner.apply(record) if self._learning else record
+            self._metrics.add(learnt)
+            yield learnt
+
+    def state(self) -> dict[str, Tensor]:
+        """What has been learnt so far, as named tensors."""
+        return self._learning.learner.state() if self._learning else {}
+
+    def model(self) -> dict[str, Tensor] | None:
+        """The latest global model, as a module's state."""
+        return self._learning.model() if self._learning else None
+
+    def summary(self) -> dict[str, Any]:
+        """The metrics of the rounds so far."""
+        extra = self._learning.per_client() if self._learning and self.settings.eval_clients else {}
+        return self._metrics.values() | extra
+
+
+def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
+    """Run an experiment to its end, a record a round, and write its folder as it goes."""
+    settings = experiment.settings
+    try:
+        for record in experiment.rounds():
+            if writer is not None:
+                writer.add(record)
+                if settings.train and record.round % settings.checkpoint_every == 0 and record.round < settings.rounds:
+                    writer.checkpoint(record.round, experiment.state())
+            yield record
+    except BaseException:
+        if writer is not None:
+            writer.close()
+        raise
+    if writer is not None:
+        writer.close(experiment.summary(), experiment.model())
+
+
+def take_up(folder: str | Path) -> tuple[Experiment, RunWriter]:
+    """An experiment that goes on where the run in this folder was stopped."""
+    run = load_run(folder)
+    if run.summary is not None:
+        raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
+    finished, state = run.checkpoint()
+    experiment = Experiment(run.settings)
+    if finished:
+        experiment.resume(itertools.islice(run.records(), finished), state)
+    return experiment, RunWriter.resume(run, finished)
+
+
+def simulate(
+    task: str | Problem,
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    preset: str | None = None,
+    **settings: Any,
+) -> Run:
+    """Run a protocol on a task, or on a problem of your own, and return the run.
+
+    Settings are those of the command line, by name: `simulate("boston", protocol="fedavg", fraction=0.3, seed=1)`. With
+    `out` the run is written to that folder, too.
+    """
+    problem = None if isinstance(task, str) else task
+    named = task if isinstance(task, str) else task_of(task, "your own")
+    chosen = Settings.of(named, preset=preset, **settings)
+    experiment = Experiment(chosen, problem)
+    writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
+    records = list(play(experiment, writer))
+    return Run(
+        settings=chosen,
+        summary=experiment.summary(),
+        folder=Path(out) if out is not None else None,
+        held_records=records,
+        held_model=experiment.model(),
+    )
+
+
+class _Learning:
+    """The learning side of a run."""
+
+    def __init__(self, settings: Settings, problem: Problem, sizes: np.ndarray[Any, Any]) -> None:
+        import torch
+
+        from safa.learning import Evaluator, Learner, Optimiser, make_trainer
+        from safa.tasks.partition import partition
+
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+        device = torch.device(settings.device)
+        targets = problem.train[1].numpy()
+        rng = stream(settings.seed, "partition")
+        self._shards = partition(settings.partition, targets, sizes.astype(np.float64), rng)
+        trainer = make_trainer(
+            settings.trainer,
+            problem,
+            self._shards,
+            batch_size=settings.batch_size,
+            optimiser=Optimiser(
+                kind=settings.optimiser,
+                lr=settings.lr,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+                proximal=settings.proximal,
+            ),
+            device=device,
+            memory_mb=settings.memory_mb,
+        )
+        module = problem.start_model(settings.seed)
+        self._layout = trainer.layout
+        self._evaluator = Evaluator(problem, device=device)
+        self.learner = Learner(
+            trainer,
+            self._evaluator,
+            self._layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device),
+            sizes.astype(np.float64),
+            rule=registry.find(settings.protocol).rule,
+            epochs=settings.epochs,
+            eval_every=settings.eval_every,
+            keep_best=settings.keep_best,
+            warm_start=settings.warm_start,
+            memory_mb=settings.memory_mb,
+        )
+
+    def model(self) -> dict[str, Tensor]:
+        return {name: tensor.contiguous().cpu() for name, tensor in self._layout.state(self.learner.model).items()}
+
+    def per_client(self) -> dict[str, float]:
+        """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
+        accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
+        worst = accuracies[: max(1, len(accuracies) // 10)]
+        return {
+            "client_accuracy_mean": float(accuracies.mean()),
+            "client_accuracy_spread": float(accuracies.std()),
+            "client_accuracy_worst_decile": float(worst.mean()),
+        }

@@ -1,0 +1,18 @@
+"""Learning: applies a stream of round records to a problem. Decides nothing about a round."""
+
+from safa.learning.evaluation import Evaluator
+from safa.learning.layout import Layout
+from safa.learning.learner import Learner
+from safa.learning.optimiser import Optimiser
+from safa.learning.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
+
+__all__ = [
+    "BatchedTrainer",
+    "Evaluator",
+    "Layout",
+    "Learner",
+    "Optimiser",
+    "SerialTrainer",
+    "Trainer",
+    "make_trainer",
+]

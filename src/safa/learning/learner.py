@@ -1,0 +1,230 @@
+"""The learner: applies a stream of round records to a problem. It trains and sums; it decides nothing about a round.
+
+An update is a function of (client, base version) alone, so it is trained when it is needed and not before. An undrafted
+update (Eq. 8) is needed one round later, and only if its client is not picked then; one that is overwritten before any
+aggregation sees it, that crashed or that was refused is never trained at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.learning.evaluation import Evaluator
+from safa.learning.store import Cache, GlobalModels
+from safa.learning.trainer import Trainer
+from safa.records import Ids, RoundRecord, Rule, Verdict
+
+__all__ = ["Learner"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Commits:
+    """Updates that are yet to be trained, in order of arrival."""
+
+    client: Ids
+    base: Ids
+    weight: NDArray[np.float64]
+    into: Ids
+
+    @classmethod
+    def of(cls, record: RoundRecord, verdict: Verdict) -> _Commits:
+        chosen = record.verdict == verdict
+        return cls(record.client[chosen], record.base[chosen], record.weight[chosen], record.into[chosen])
+
+    def __getitem__(self, part: NDArray[np.bool_]) -> _Commits:
+        return _Commits(self.client[part], self.base[part], self.weight[part], self.into[part])
+
+    def __add__(self, other: _Commits) -> _Commits:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Commits(*(np.concatenate(pair) for pair in pairs))
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+
+_NONE = _Commits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
+
+
+class Learner:
+    """Holds the global models and brings them up to date, round by round."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        evaluator: Evaluator,
+        start: Tensor,
+        sizes: NDArray[np.float64],
+        *,
+        rule: Rule,
+        epochs: int,
+        eval_every: int = 1,
+        keep_best: bool = False,
+        warm_start: bool = False,
+        memory_mb: float = 4096.0,
+    ) -> None:
+        """`start` is w(0) as a row, `sizes` are n_k, `rule` is that of the protocol whose records will come.
+
+        `keep_best` sends out the best model so far by *test* loss instead of the latest, and `warm_start` starts the
+        cache from models that every client trained for one epoch: both are habits of the paper's experiments.
+        """
+        self._trainer, self._evaluator, self._epochs = trainer, evaluator, epochs
+        self._eval_every, self._keep_best = eval_every, keep_best
+        self._models = GlobalModels(start)
+        self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
+        self._pending = _NONE
+        self._cache = Cache(sizes, self._models, memory_mb=memory_mb) if rule in (Rule.CACHE, Rule.OWN) else None
+        self._best: tuple[float, float, Tensor] | None = None
+        self.trained = 0
+        """Updates that were trained so far."""
+        if warm_start and self._cache is not None:
+            everyone = np.arange(len(sizes))
+            self._cache.put(everyone, trainer.train(everyone, start.expand(len(sizes), -1), epochs=1))
+
+    @property
+    def model(self) -> Tensor:
+        """The latest global model, as a row."""
+        return self._models[self._models.latest]
+
+    def apply(self, record: RoundRecord) -> RoundRecord:
+        """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
+        self._held[record.sent] = record.sent_version
+        rules: dict[Rule, Callable[[RoundRecord], int]] = {
+            Rule.CACHE: self._apply_cache,
+            Rule.OWN: self._apply_own,
+            Rule.AVERAGE: self._apply_merges,
+            Rule.DELTA: self._apply_merges,
+        }
+        before = self._models.latest
+        diverged = rules[record.rule](record)
+        if self._models.latest != before and (record.round % self._eval_every == 0 or self._keep_best):
+            loss, accuracy = self._evaluate()
+            record = replace(record, loss=loss, accuracy=accuracy)
+        referred = self._cache.references if self._cache else set()
+        self._models.forget_all_but({*self._held.tolist(), *self._pending.base.tolist(), *referred})
+        return replace(record, diverged=diverged)
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Loss and accuracy of the latest model; with `keep_best`, of the best, which takes its place."""
+        loss, accuracy = self._evaluator.evaluate(self.model)
+        if not self._keep_best:
+            return loss, accuracy
+        if self._best is None or loss < self._best[0]:
+            self._best = loss, accuracy, self.model
+        loss, accuracy, best = self._best
+        self._models.add(self._models.latest, best)
+        return loss, accuracy
+
+    def _train(self, clients: Ids, start: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
+        """The updates of these clients, and which of them are sound."""
+        self.trained += len(clients)
+        updates = self._trainer.train(clients, start, epochs=self._epochs)
+        return updates, torch.isfinite(updates).all(dim=1).cpu().numpy()
+
+    # -- the rules ---------------------------------------------------------------------------------------------------
+
+    def _apply_cache(self, record: RoundRecord) -> int:
+        """Eq. 6-8, with the bypass of the round before done first: it makes no difference, and saves dead updates."""
+        assert self._cache is not None
+        picked = _Commits.of(record, Verdict.PICKED)
+        overwritten = np.isin(self._pending.client, np.concatenate([picked.client, record.deprecated]))
+        commits = self._pending[~overwritten] + picked
+        diverged = 0
+        if len(commits):
+            updates, sound = self._train(commits.client, self._models.rows(commits.base))
+            self._cache.put(commits.client[sound], updates[torch.from_numpy(sound).to(updates.device)])
+            diverged = int(np.count_nonzero(~sound))
+        self._cache.refer(np.setdiff1d(record.deprecated, picked.client), record.version - 1)
+        self._models.add(record.version, self._cache.aggregate())
+        self._pending = _Commits.of(record, Verdict.UNDRAFTED)
+        return diverged
+
+    def _apply_own(self, record: RoundRecord) -> int:
+        """Everyone goes on from its own model; they are summed when the record makes a version."""
+        assert self._cache is not None
+        taken = record.client[record.verdict != Verdict.REFUSED]
+        diverged = 0
+        if len(taken):
+            updates, sound = self._train(taken, self._cache.entries(taken))
+            self._cache.put(taken[sound], updates[torch.from_numpy(sound).to(updates.device)])
+            diverged = int(np.count_nonzero(~sound))
+        if record.version > self._models.latest:
+            self._models.add(record.version, self._cache.aggregate())
+        return diverged
+
+    def _apply_merges(self, record: RoundRecord) -> int:
+        """Average or delta: make every version that the record has made, in order."""
+        queue = self._pending + _Commits.of(record, Verdict.PICKED)
+        diverged = 0
+        while self._models.latest < record.version:
+            ready = (queue.into <= record.version) & (queue.base <= self._models.latest)
+            wave = queue[ready]
+            # A base that is made later in this record has to wait, and with it every version from its own on.
+            stop = int(queue.into[~ready].min(initial=record.version + 1))
+            wave = wave[wave.into < stop]
+            diverged += self._merge(wave, min(stop - 1, record.version), record.rule)
+            queue = queue[queue.into > self._models.latest]
+        self._pending = queue
+        return diverged
+
+    def _merge(self, wave: _Commits, last: int, rule: Rule) -> int:
+        """Train a wave of updates and make all versions up to `last` of it."""
+        if not len(wave):
+            for version in range(self._models.latest + 1, last + 1):
+                self._models.add(version, self.model)
+            return 0
+        start = self._models.rows(wave.base)
+        updates, sound = self._train(wave.client, start)
+        share = wave.weight * sound
+        for version in range(self._models.latest + 1, last + 1):
+            chosen = wave.into == version
+            asked, left = wave.weight[chosen].sum(), share[chosen].sum()
+            # Where the weights make up the whole, the others stand in for an update that was dropped.
+            factor = asked / left if left and asked > 1 - 1e-9 and rule is Rule.AVERAGE else 1.0
+            part = np.flatnonzero(chosen & sound)
+            index = torch.from_numpy(part).to(updates.device)
+            weight = torch.from_numpy(share[part] * factor).to(updates)
+            model = self.model
+            if rule is Rule.DELTA:
+                model = model + weight @ (updates[index] - start[index])
+            elif len(part):
+                model = (1 - float(weight.sum())) * model + weight @ updates[index]
+            self._models.add(version, model)
+        return int(np.count_nonzero(~sound))
+
+    # -- going on later ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on later, as named tensors."""
+        versions, models = zip(*self._models.items(), strict=True)
+        state = {
+            "models.version": torch.tensor(versions),
+            "models.rows": torch.stack(models).cpu(),
+            "held": torch.from_numpy(self._held.copy()),
+            "trained": torch.tensor(self.trained),
+            **{f"pending.{name}": torch.from_numpy(np.array(v)) for name, v in vars(self._pending).items()},
+        }
+        if self._best is not None:
+            state["best.score"] = torch.tensor(self._best[:2], dtype=torch.float64)
+            state["best.row"] = self._best[2].cpu()
+        return state | (self._cache.state() if self._cache else {})
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state`."""
+        device = self.model.device
+        for version, row in zip(state["models.version"].tolist(), state["models.rows"], strict=True):
+            self._models.add(version, row.to(device))
+        self._models.forget_all_but(state["models.version"].tolist())
+        self._held = state["held"].numpy().copy()
+        self.trained = int(state["trained"])
+        self._pending = _Commits(*(state[f"pending.{name}"].numpy().copy() for name in vars(_NONE)))
+        if "best.row" in state:
+            loss, accuracy = state["best.score"].tolist()
+            self._best = loss, accuracy, state["best.row"].to(device)
+        if self._cache:
+            self._cache.restore(state)

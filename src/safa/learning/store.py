@@ -1,0 +1,148 @@
+"""Where models are kept: global models by version, and the cache of SAFA with one entry per client (Eq. 6-8)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.records import Ids
+
+__all__ = ["Cache", "GlobalModels"]
+
+_CHUNK = 256  # rows that are summed at a time
+
+
+class GlobalModels:
+    """The global models that somebody may still start from, as rows by version."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._models: dict[int, Tensor] = {0: start}
+        self.latest = 0
+
+    def add(self, version: int, model: Tensor) -> None:
+        """Keep a new version."""
+        self._models[version] = model
+        self.latest = version
+
+    def __getitem__(self, version: int) -> Tensor:
+        return self._models[version]
+
+    def rows(self, versions: Ids) -> Tensor:
+        """The models of these versions, one row each."""
+        distinct, places = np.unique(versions, return_inverse=True)
+        stacked = torch.stack([self._models[int(version)] for version in distinct])
+        return stacked[torch.from_numpy(places).to(stacked.device)]
+
+    def forget_all_but(self, needed: Iterable[int]) -> None:
+        """Drop the versions that nobody needs any more; the latest always stays."""
+        keep = {*needed, self.latest}
+        self._models = {version: model for version, model in self._models.items() if version in keep}
+
+    def items(self) -> list[tuple[int, Tensor]]:
+        """All versions that are kept, oldest first."""
+        return sorted(self._models.items())
+
+
+class Cache:
+    """One entry per client and their weighted sum (Eq. 7), kept up to date by differences.
+
+    An entry that equals a global model is a reference to its version and takes no room. The sum is held in double
+    precision and computed anew every `refresh` changes of version, so that rounding cannot drift. Entries of more than
+    `memory_mb` are held in a memory-mapped file.
+    """
+
+    def __init__(
+        self, sizes: NDArray[np.float64], models: GlobalModels, *, memory_mb: float, refresh: int = 20
+    ) -> None:
+        start = models[0]
+        self._models = models
+        self._weight = torch.from_numpy(sizes / sizes.sum()).to(start.device)
+        self._version = np.zeros(
+            len(sizes), dtype=np.int64
+        )  # the version that an entry equals, -1 for a model of its own
+        self._rows = _rows(len(sizes), start, memory_mb)
+        self._sum = start.to(torch.float64, copy=True)
+        self._refresh = refresh
+        self._age = 0
+
+    @property
+    def references(self) -> set[int]:
+        """The versions that entries refer to."""
+        return set(self._version[self._version >= 0].tolist())
+
+    def entries(self, clients: Ids) -> Tensor:
+        """The entries of these clients, one row each."""
+        rows = self._rows[torch.from_numpy(clients).to(self._rows.device)].to(self._sum.device)
+        shared = np.flatnonzero(self._version[clients] >= 0)
+        if len(shared):
+            rows[torch.from_numpy(shared).to(rows.device)] = self._models.rows(self._version[clients[shared]])
+        return rows
+
+    def put(self, clients: Ids, rows: Tensor) -> None:
+        """Entries of these clients := these models."""
+        if len(clients):
+            self._move_sum(clients, rows)
+            self._rows[torch.from_numpy(clients).to(self._rows.device)] = rows.to(self._rows.device)
+            self._version[clients] = -1
+
+    def refer(self, clients: Ids, version: int) -> None:
+        """Entries of these clients := a global model."""
+        if len(clients):
+            self._move_sum(clients, self._models[version].expand(len(clients), -1))
+            self._version[clients] = version
+
+    def aggregate(self) -> Tensor:
+        """Eq. 7: the weighted sum of all entries."""
+        self._age += 1
+        if self._age % self._refresh == 0:
+            self._sum = self.exact_sum()
+        return self._sum.to(self._rows.dtype, copy=True)
+
+    def exact_sum(self) -> Tensor:
+        """The sum over all entries, from scratch."""
+        total = torch.zeros_like(self._sum)
+        for part in torch.arange(len(self._version)).split(_CHUNK):
+            clients = part.numpy()
+            total += self._weight[part.to(total.device)] @ self.entries(clients).double()
+        return total
+
+    def _move_sum(self, clients: Ids, new: Tensor) -> None:
+        for part in torch.arange(len(clients)).split(_CHUNK):
+            members = clients[part.numpy()]
+            weight = self._weight[torch.from_numpy(members).to(self._weight.device)]
+            change = new[part.to(new.device)].double() - self.entries(members).double()
+            self._sum += weight @ change
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on later."""
+        own = np.flatnonzero(self._version < 0)
+        return {
+            "cache.version": torch.from_numpy(self._version.copy()),
+            "cache.rows": self._rows[torch.from_numpy(own).to(self._rows.device)].cpu(),
+            "cache.sum": self._sum.to("cpu", copy=True),
+            "cache.age": torch.tensor(self._age),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state`."""
+        self._version = state["cache.version"].numpy().copy()
+        own = torch.from_numpy(np.flatnonzero(self._version < 0)).to(self._rows.device)
+        self._rows[own] = state["cache.rows"].to(self._rows.device)
+        self._sum = state["cache.sum"].to(self._sum.device, copy=True)
+        self._age = int(state["cache.age"])
+
+
+def _rows(count: int, like: Tensor, memory_mb: float) -> Tensor:
+    """Room for `count` rows, in memory if they fit the budget, else in a file that vanishes with the process."""
+    if count * like.numel() * like.element_size() <= memory_mb * 2**20:
+        return torch.empty(count, like.numel(), dtype=like.dtype, device=like.device)
+    with tempfile.TemporaryDirectory(prefix="safa-cache-") as folder:
+        path = Path(folder) / "rows"
+        rows = torch.from_file(str(path), shared=True, size=count * like.numel(), dtype=like.dtype)
+    return rows.view(count, like.numel())

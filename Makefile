@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(READY)
 
-run: $(READY) ## the first thing to try: SAFA on the Boston task, rounds only
-	$(BIN)/safa run boston --no-train --out runs/boston --force
+run: $(READY) ## the first thing to try: train a model with SAFA on the Boston task
+	$(BIN)/safa run boston --out runs/boston --force
 
 test: $(READY) ## all tests; the protocol room must be covered to the last branch
 	$(BIN)/pytest tests/protocol --cov=src/safa/protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
@@ -32,8 +32,9 @@ format: $(READY) ## put the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## how the cost of a run grows with the fleet
+bench: $(READY) ## how fast it is: simulation by size of the fleet, training by trainer
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/learning.py --runs
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -25,6 +25,11 @@ def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
     assert "safa: a round takes 49 s, 45% starved" in capsys.readouterr().out
 
 
+def test_the_problem_of_the_docs_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("docs/learning.md")[0], {})
+    assert "['0.weight', '0.bias', '2.weight', '2.bias']" in capsys.readouterr().out
+
+
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     names: dict[str, Any] = {}
     protocol_example, test_example = blocks("docs/own-protocol.md")

@@ -324,8 +324,14 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
         if values[name] is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
             table.add_row(name, _number(values[name]), meaning)
     console.print(table)
-    what = "Simulated and trained" if settings.train else "No model was trained. Simulated"
-    console.print(f"{what} in {values['wall_time_s']:.2f} s.")
+    hours = values["virtual_time_s"] / 3600
+    learnt = ""
+    if settings.train and values["best_accuracy"] is not None:
+        learnt = f" The model came to an accuracy of {values['best_accuracy']:.3f} on data that it had not seen."
+    console.print(
+        f"Such devices would have taken {hours:,.1f} hours; here it took {values['wall_time_s']:.1f} s.{learnt}",
+        soft_wrap=True,
+    )
     console.print(
         f"Written to {writer.folder}" if writer else "Nothing was written; --out DIR keeps the run.", soft_wrap=True
     )

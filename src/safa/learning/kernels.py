@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from safa.learning.cnn import BYTES_PER_IMAGE, cnn_gradients
+from safa.learning.cnn_windows import WINDOWS_BYTES_PER_IMAGE, windows_gradients
 from safa.learning.layout import Layout
 from safa.tasks.problem import Problem
 
@@ -69,7 +70,7 @@ def _squared_hinge_slope(output: Tensor, y: Tensor) -> Tensor:
 
 
 class PaperCnn:
-    """The paper's convolutional network, by `safa.learning.cnn`."""
+    """The paper's convolutional network, written out: `safa.learning.cnn`, on a GPU `safa.learning.cnn_windows`."""
 
     needs_whole_batches = False
 
@@ -82,12 +83,14 @@ class PaperCnn:
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """As measured."""
-        return int(BYTES_PER_IMAGE * inputs.element_size() / 4)
+        most = WINDOWS_BYTES_PER_IMAGE if inputs.is_cuda else BYTES_PER_IMAGE
+        return int(most * inputs.element_size() / 4)
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Hand-written forward and backward."""
         gradients = torch.empty_like(rows)
-        cnn_gradients(self._layout.views(rows), x, y, weight, out=self._layout.views(gradients))
+        work = windows_gradients if rows.is_cuda else cnn_gradients
+        work(self._layout.views(rows), x, y, weight, out=self._layout.views(gradients))
         return gradients
 
 

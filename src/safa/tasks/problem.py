@@ -1,4 +1,4 @@
-"""What is learnt: a model, a loss, an accuracy, and data. Bring your own in five lines; `docs/learning.md` shows how."""
+"""What is learnt: a model, a loss, an accuracy and data. Bring your own in five lines, as `docs/learning.md` shows."""
 
 from __future__ import annotations
 

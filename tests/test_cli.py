@@ -27,6 +27,19 @@ METRICS = {
 
 Capture = pytest.CaptureFixture[str]
 
+OWN = """
+import torch
+from safa.tasks import Problem
+
+x = torch.randn(90, 3)
+problem = Problem(
+    model=lambda: torch.nn.Linear(3, 1),
+    loss=lambda output, target: ((output[:, 0] - target) ** 2).mean(),
+    accuracy=lambda output, target: 1 - (output[:, 0] - target).abs().mean(),
+    train=(x[:60], x[:60, 0]), test=(x[60:], x[60:, 0]),
+)
+"""
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +80,27 @@ def test_options_go_before_a_config_file(capsys: Capture) -> None:
     assert main(["run", "--config", "mine.toml", "--seed", "1", "--json"]) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert (settings["rounds"], settings["seed"]) == (3, 1)
+
+
+def test_both_trainers_come_to_the_same_accuracy(capsys: Capture) -> None:
+    accuracies = []
+    for trainer in ("batched", "serial"):
+        assert main(["run", "boston", "--rounds", "10", "--trainer", trainer, "--json"]) == 0
+        accuracies.append(json.loads(capsys.readouterr().out)["metrics"]["best_accuracy"])
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=1e-5)
+
+
+def test_a_problem_of_ones_own(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("mine.py").write_text(OWN)
+    assert main(["run", "mine:problem", "--rounds", "3", "--eval-clients", "yes", "--out", "run"]) == 0
+    assert "client_accuracy_worst_decile" in capsys.readouterr().out
+    assert list(load_run("run").model()) == ["bias", "weight"]
+
+
+def test_keeping_the_best_model_warns_that_it_peeks(capsys: Capture) -> None:
+    assert main(["run", "boston", "--rounds", "2", "--preset", "paper"]) == 0
+    assert "peeks at the test set" in capsys.readouterr().err
 
 
 def test_sweep_writes_a_row_a_run(capsys: Capture) -> None:
@@ -142,6 +176,11 @@ def test_the_lists(capsys: Capture) -> None:
         ("sweep boston --protocol safa,fedbuff --preset paper", "the paper clock knows"),
         ("sweep boston --speeds few.txt --clients 2,3", "few.txt holds speeds for 2 clients, but there are 3"),
         ("sweep boston --out used", "used already holds a run"),
+        ("run boston --device warp", "there is no device 'warp' here that torch can use; try --device cpu"),
+        ("run boston --partition pies", "a partition must be contiguous, iid"),
+        ("run nothing.here:problem", "there is no module nothing.here"),
+        ("run boston --resume used", "--resume takes everything from its folder"),
+        ("run --resume other", "other holds no run"),
         ("sweep boston --workers 0", "workers must be at least 1, not 0"),
         ("", "the following arguments are required: COMMAND (see safa --help)"),
     ],

@@ -23,7 +23,7 @@ from rich.table import Table
 import safa
 from safa.analysis import METRICS
 from safa.errors import SafaError
-from safa.experiment import Experiment, play, take_up
+from safa.experiment import CLIENT_METRICS, Experiment, play, take_up
 from safa.paper import PRESETS
 from safa.protocol import available
 from safa.runs import RunWriter, new_folder, plain
@@ -35,6 +35,7 @@ __all__ = ["entry", "main"]
 
 _PROGRESS_AFTER_S = 2.0
 _MOST_ROWS = 40
+_TABLE_WIDTH = 110
 _T = TypeVar("_T")
 
 
@@ -320,8 +321,8 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
-    for name, meaning in METRICS.items():
-        if values[name] is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
+    for name, meaning in (METRICS | CLIENT_METRICS).items():
+        if values.get(name) is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
             table.add_row(name, _number(values[name]), meaning)
     console.print(table)
     hours = values["virtual_time_s"] / 3600
@@ -363,6 +364,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_t
     for row in rows[:_MOST_ROWS]:
         table.add_row(*(str(row[name]) for name in names), *(_number(row[name]) for name in shown))
     console = Console()
+    console.width = max(console.width, _TABLE_WIDTH)  # a figure that is cut off is worse than a line that wraps
     console.print(table)
     if len(rows) > _MOST_ROWS:
         console.print(f"... and {len(rows) - _MOST_ROWS} more", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,11 +21,19 @@ from safa.simulation import make_fleet, run_rounds
 from safa.tasks import find_task, task_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "play", "simulate", "take_up"]
+__all__ = ["CLIENT_METRICS", "Experiment", "play", "simulate", "take_up"]
+
+CLIENT_METRICS: dict[str, str] = {
+    "client_accuracy_mean": "mean accuracy on the clients' own data",
+    "client_accuracy_spread": "its standard deviation over the clients",
+    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
+}
+"""What `eval_clients` adds to the metrics, with what each one says."""
 
 
 class Experiment:
@@ -40,7 +49,7 @@ class Experiment:
         """Rounds that were done before this object took over."""
         self._learning = None
         if settings.train:
-            self._learning = _Learning(settings, problem or find_task(settings.task).load(), np.asarray(fleet.sizes))
+            self._learning = _Learning(settings, problem or _load(settings.task), np.asarray(fleet.sizes))
 
     def resume(self, finished: Iterable[RoundRecord], state: dict[str, Tensor]) -> None:
         """Go on behind rounds that were finished earlier, with what had been learnt by then."""
@@ -69,6 +78,12 @@ class Experiment:
         """The metrics of the rounds so far."""
         extra = self._learning.per_client() if self._learning and self.settings.eval_clients else {}
         return self._metrics.values() | extra
+
+
+@functools.cache
+def _load(task: str) -> Problem:
+    """A task's problem; a sweep reads the data once."""
+    return find_task(task).load()
 
 
 def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
@@ -139,7 +154,7 @@ class _Learning:
         from safa.tasks.partition import partition
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-        device = torch.device(settings.device)
+        device = _device(settings.device)
         targets = problem.train[1].numpy()
         rng = stream(settings.seed, "partition")
         self._shards = partition(settings.partition, targets, sizes.astype(np.float64), rng)
@@ -175,14 +190,22 @@ class _Learning:
         )
 
     def model(self) -> dict[str, Tensor]:
+        """The latest global model, as a module's state."""
         return {name: tensor.contiguous().cpu() for name, tensor in self._layout.state(self.learner.model).items()}
 
     def per_client(self) -> dict[str, float]:
         """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
         accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
         worst = accuracies[: max(1, len(accuracies) // 10)]
-        return {
-            "client_accuracy_mean": float(accuracies.mean()),
-            "client_accuracy_spread": float(accuracies.std()),
-            "client_accuracy_worst_decile": float(worst.mean()),
-        }
+        values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
+        return dict(zip(CLIENT_METRICS, values, strict=True))
+
+
+def _device(name: str) -> torch.device:
+    """Where to train, if that is to be had here."""
+    import torch
+
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise SafaError(f"there is no device {name!r} here that torch can use; try --device cpu") from None

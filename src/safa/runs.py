@@ -109,7 +109,7 @@ class RunWriter:
 
             write_atomically(self.folder / _MODEL, save(model))
         if summary is not None:
-            write_atomically(self.folder / _SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+            write_atomically(self.folder / _SUMMARY, (json.dumps(plain(summary), indent=2) + "\n").encode())
             shutil.rmtree((self.folder / _CHECKPOINT).parent, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from safa.analysis import METRICS
-from safa.experiment import Experiment
+from safa.experiment import CLIENT_METRICS, Experiment
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
 
@@ -68,7 +68,8 @@ def _one_thread() -> Iterator[None]:
 def columns(runs: Sequence[Settings]) -> list[str]:
     """The columns of the table: settings first, then metrics."""
     names = dict.fromkeys(name for settings in runs for name in settings.values())
-    return [*names, *METRICS, "wall_time_s"]
+    clients = CLIENT_METRICS if any(run.train and run.eval_clients for run in runs) else {}
+    return [*names, *METRICS, *clients, "wall_time_s"]
 
 
 def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:

@@ -14,20 +14,26 @@ __all__ = ["WINDOWS_BYTES_PER_IMAGE", "windows_gradients"]
 
 Params = dict[str, Tensor]
 
-WINDOWS_BYTES_PER_IMAGE = 700_000
+WINDOWS_BYTES_PER_IMAGE = 450_000
 """About how much memory an image takes, in single precision."""
+
+_MOST_PARTS = 8
 
 
 def windows_gradients(params: Params, x: Tensor, y: Tensor, weight: Tensor, out: Params) -> None:
     """Gradients of the losses of K clients, written to `out`; the arguments are those of `cnn_gradients`."""
     clients, batch = y.shape
-    filters1 = params["conv1.weight"].reshape(clients, 20, 25)
-    filters2 = params["conv2.weight"].reshape(clients, 50, 500)
-
-    windows1 = _windows(x.transpose(1, 2), 24)
-    active1, from1 = _pooled(torch.bmm(filters1, windows1), params["conv1.bias"], batch, 24)
+    parts = _parts(batch)
+    images = batch // parts
+    # In the convolutions every client stands for several, each with a part of its images: products of a handier shape.
+    filters1, bias1, filters2, bias2 = (
+        params[name].flatten(min(2, params[name].dim() - 1)).repeat_interleave(parts, 0)
+        for name in ("conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias")
+    )
+    windows1 = _windows(x.reshape(clients * parts, 1, images, 28, 28), 24)
+    active1, from1 = _pooled(torch.bmm(filters1, windows1), bias1, images, 24)
     windows2 = _windows(active1, 8)
-    active2, from2 = _pooled(torch.bmm(filters2, windows2), params["conv2.bias"], batch, 8)
+    active2, from2 = _pooled(torch.bmm(filters2, windows2), bias2, images, 8)
     flat = active2.transpose(1, 2).reshape(clients, batch, 800)
     hidden = torch.baddbmm(params["fc1.bias"].unsqueeze(1), flat, params["fc1.weight"].mT).relu_()
     output = torch.baddbmm(params["fc2.bias"].unsqueeze(1), hidden, params["fc2.weight"].mT)
@@ -35,20 +41,30 @@ def windows_gradients(params: Params, x: Tensor, y: Tensor, weight: Tensor, out:
     slope = output.softmax(dim=2)
     slope.scatter_add_(2, y.unsqueeze(2), -torch.ones_like(slope[:, :, :1]))
     slope.mul_(weight.unsqueeze(2))
-    out["fc2.weight"].copy_(torch.bmm(slope.mT, hidden))
-    out["fc2.bias"].copy_(slope.sum(dim=1))
+    torch.bmm(slope.mT, hidden, out=out["fc2.weight"])
+    torch.sum(slope, 1, out=out["fc2.bias"])
     slope = torch.bmm(slope, params["fc2.weight"]).mul_(hidden > 0)
-    out["fc1.weight"].copy_(torch.bmm(slope.mT, flat))
-    out["fc1.bias"].copy_(slope.sum(dim=1))
-    slope = torch.bmm(slope, params["fc1.weight"]).view(clients, batch, 50, 4, 4).transpose(1, 2)
+    torch.bmm(slope.mT, flat, out=out["fc1.weight"])
+    torch.sum(slope, 1, out=out["fc1.bias"])
+    slope = torch.bmm(slope, params["fc1.weight"]).view(clients * parts, images, 50, 4, 4).transpose(1, 2)
 
     slope = _unpooled(slope * (active2 > 0), from2, 8)
-    out["conv2.bias"].copy_(slope.sum(dim=2))
-    out["conv2.weight"].copy_(torch.bmm(slope, windows2.mT).view_as(out["conv2.weight"]))
-    slope = _folded(torch.bmm(filters2.mT, slope).view(clients, 20, 5, 5, batch, 8, 8))
+    _sum_parts(slope.sum(dim=2), out["conv2.bias"])
+    _sum_parts(torch.bmm(slope, windows2.mT), out["conv2.weight"])
+    slope = _folded(torch.bmm(filters2.mT, slope).view(clients * parts, 20, 5, 5, images, 8, 8))
     slope = _unpooled(slope.mul_(active1 > 0), from1, 24)
-    out["conv1.bias"].copy_(slope.sum(dim=2))
-    out["conv1.weight"].copy_(torch.bmm(slope, windows1.mT).view_as(out["conv1.weight"]))
+    _sum_parts(slope.sum(dim=2), out["conv1.bias"])
+    _sum_parts(torch.bmm(slope, windows1.mT), out["conv1.weight"])
+
+
+def _parts(batch: int) -> int:
+    """Into how many equal parts the images of a client are split."""
+    return next(parts for parts in range(_MOST_PARTS, 0, -1) if batch % parts == 0)
+
+
+def _sum_parts(gradients: Tensor, out: Tensor) -> None:
+    """Sum what the parts of a client give, [K * parts, ...], into [K, ...]."""
+    out.copy_(gradients.view(len(out), -1, *gradients.shape[1:]).sum(dim=1).view_as(out))
 
 
 def _windows(images: Tensor, size: int) -> Tensor:

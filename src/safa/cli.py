@@ -327,8 +327,8 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
     console.print(table)
     hours = values["virtual_time_s"] / 3600
     learnt = ""
-    if settings.train and values["best_accuracy"] is not None:
-        learnt = f" The model came to an accuracy of {values['best_accuracy']:.3f} on data that it had not seen."
+    if values["last_accuracy"] is not None:
+        learnt = f" The model has an accuracy of {values['last_accuracy']:.3f} on data that it was not trained on."
     console.print(
         f"Such devices would have taken {hours:,.1f} hours; here it took {values['wall_time_s']:.1f} s.{learnt}",
         soft_wrap=True,

@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 run: $(READY) ## the first thing to try: train a model with SAFA on the Boston task
-	$(BIN)/safa run boston --out runs/boston --force
+	$(BIN)/safa run boston
 
 test: $(READY) ## all tests; the protocol room must be covered to the last branch
 	$(BIN)/pytest tests/protocol --cov=src/safa/protocol --cov-report=term-missing:skip-covered --cov-fail-under=100

@@ -54,6 +54,13 @@ def test_run_prints_what_was_run_and_what_came_out(capsys: Capture) -> None:
     assert "Nothing was written" in out
 
 
+def test_a_run_that_trains_is_kept(capsys: Capture) -> None:
+    for number in (1, 2):
+        assert main(["run", "boston", "--rounds", "3"]) == 0
+        assert capsys.readouterr().out.endswith(f"Written to runs/boston-safa-{number}\n")
+        assert load_run(f"runs/boston-safa-{number}").model()["weight"].shape == (1, 12)
+
+
 def test_json_is_one_object_and_nothing_else(capsys: Capture) -> None:
     assert main(["run", "boston", "--no-train", "--json", "--seed", "3", "--round-limit", "inf"]) == 0
     captured = capsys.readouterr()
@@ -64,6 +71,7 @@ def test_json_is_one_object_and_nothing_else(capsys: Capture) -> None:
     assert result["settings"]["seed"] == 3
     assert result["settings"]["round_limit_s"] == "inf"
     assert captured.err == ""
+    assert not Path("runs").exists()
 
 
 def test_run_writes_a_folder_that_can_be_run_again(capsys: Capture) -> None:

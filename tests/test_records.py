@@ -65,6 +65,12 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_a_config_that_is_no_runs_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("colour = 3")
+    with pytest.raises(SafaError, match="does not hold the settings of a run"):
+        load_run(tmp_path)
+
+
 def test_an_atomic_write_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
     target = tmp_path / "file"
     write_atomically(target, b"old")

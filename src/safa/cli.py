@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 something that was given cannot be used (one sentence on s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -89,7 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", metavar="FILE", help="settings from a config.toml; options given here go before it")
     run.add_argument("--resume", metavar="DIR", help="go on with the run in this folder where it was stopped")
     run.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object, nothing else")
-    run.add_argument("--out", metavar="DIR", help="write the run into this folder; without it nothing is written")
+    run.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write the run into this folder (default: a new one in runs/ for a run that trains, else none)",
+    )
     run.set_defaults(command=_run)
 
     sweep = commands.add_parser(
@@ -222,8 +227,10 @@ def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]
     given = {name: value for name, (value,) in _given(arguments).items()}
     settings = Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)
     experiment = Experiment(settings)
-    writer = RunWriter.begin(Path(arguments.out), settings, force=arguments.force) if arguments.out else None
-    return experiment, writer
+    folder = Path(arguments.out) if arguments.out else None
+    if folder is None and settings.train and not arguments.json:
+        folder = _numbered(f"{settings.task}-{settings.protocol}")
+    return experiment, RunWriter.begin(folder, settings, force=arguments.force) if folder else None
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
@@ -242,9 +249,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
         given["protocol_options"] = [options]
     tasks = [name.strip() for name in arguments.task.split(",")]
     runs = combinations(tasks, given, preset=arguments.preset)
-    folder = (
-        Path(arguments.out) if arguments.out else _numbered(Path("runs"), f"sweep-{'-'.join(tasks).replace(':', '.')}")
-    )
+    folder = Path(arguments.out) if arguments.out else _numbered(f"sweep-{'-'.join(tasks)}")
     table = new_folder(folder, force=arguments.force) / "results.csv"
     rows: list[dict[str, Any]] = []
     try:
@@ -257,12 +262,10 @@ def _sweep(arguments: argparse.Namespace) -> None:
         Console(stderr=True).print(f"{len(rows)} runs in {table}", highlight=False, soft_wrap=True)
 
 
-def _numbered(parent: Path, name: str) -> Path:
-    """The first folder name-1, name-2, ... that does not exist."""
-    number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+def _numbered(name: str) -> Path:
+    """The first folder runs/name-1, runs/name-2, ... that does not exist."""
+    plain_name = name.replace(":", ".")
+    return next(path for n in itertools.count(1) if not (path := Path("runs", f"{plain_name}-{n}")).exists())
 
 
 def _protocols(_: argparse.Namespace) -> None:

@@ -160,10 +160,13 @@ def load_run(folder: str | Path) -> Run:
     path = Path(folder)
     if not (path / _CONFIG).is_file():
         raise SafaError(f"{path} holds no run: there is no {_CONFIG} in it")
-    values = Settings.read_toml(path / _CONFIG)
+    try:
+        settings = Settings(**Settings.read_toml(path / _CONFIG))
+    except TypeError:
+        raise SafaError(f"{path / _CONFIG} does not hold the settings of a run") from None
     summary = path / _SUMMARY
     return Run(
         folder=path,
-        settings=Settings(**values),
+        settings=settings,
         summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
     )

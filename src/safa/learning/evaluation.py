@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import functional_call
 
 from safa.learning.layout import Layout
 from safa.tasks.problem import Data, Problem
@@ -24,6 +25,7 @@ class Evaluator:
         self._problem = problem
         self._module = problem.start_model(0).to(device).eval()
         self._layout = Layout(self._module)
+        self._state: dict[str, Tensor] = {}
         self._test = problem.test[0].to(device), problem.test[1].to(device)
         self._device = device
 
@@ -42,10 +44,11 @@ class Evaluator:
         )
 
     def _load(self, row: Tensor) -> None:
-        self._module.load_state_dict(self._layout.state(row), strict=False)
+        self._state = self._layout.state(row)
 
     @torch.no_grad()
     def _score(self, data: Data) -> tuple[float, float]:
         inputs, targets = data
-        output = torch.cat([self._module(inputs[i : i + _SAMPLES]) for i in range(0, len(inputs), _SAMPLES)])
+        parts = inputs.split(_SAMPLES)
+        output = torch.cat([functional_call(self._module, self._state, (part,)) for part in parts])
         return float(self._problem.loss(output, targets)), float(self._problem.accuracy(output, targets))

@@ -7,8 +7,7 @@ are written out for one model and loss each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -19,82 +18,89 @@ from safa.learning.cnn_windows import WINDOWS_BYTES_PER_IMAGE, windows_gradients
 from safa.learning.layout import Layout
 from safa.tasks.problem import Problem
 
-__all__ = ["Kernel", "find_kernel"]
+__all__ = ["Kernel", "Step", "find_kernel"]
 
 
-class Kernel(Protocol):
+Step = tuple[Tensor, Tensor, Tensor]
+"""One mini-batch of each of K clients: inputs, targets and weights, or what a kernel makes of them."""
+
+
+class Kernel(ABC):
     """How the gradients of many clients are computed."""
 
-    needs_whole_batches: bool
+    needs_whole_batches = False
     """Whether clients whose batches differ in size must be kept apart, because samples of a batch see each other."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """The inputs of all samples in the form that `gradients` wants, made once."""
+        """The inputs of all samples in the form that the kernel wants, made once."""
+        return inputs
+
+    def pack(self, step: Step) -> Step:
+        """A step in the form that `gradients` wants, made once; clients stay along the first dimension."""
+        return step
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """About how much memory a sample takes while `gradients` is at work."""
+        return 2 * inputs.element_size() * inputs[0].numel()
 
-    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    @abstractmethod
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """Gradients [K, d] of the losses of K clients at `rows` [K, d]; buffers in `rows` are brought up to date."""
 
 
-class Linear:
+class Linear(Kernel):
     """One linear output with bias: the row is (weights, bias), and every input gets a 1 at its end."""
-
-    needs_whole_batches = False
-
-    def __init__(self, slope: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._slope = slope  # derivative of a sample's loss with respect to the output
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Inputs with a 1 at their end."""
         return torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1)
 
-    def bytes_per_sample(self, inputs: Tensor) -> int:
-        """The sample itself, and little else."""
-        return 2 * inputs.element_size() * inputs[0].numel()
 
-    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+class SquaredError(Linear):
+    """Linear regression. A batch X, y has the gradient Gw - h, with G = 2 X'X/B and h = 2 X'y/B made once."""
+
+    def pack(self, step: Step) -> Step:
+        """G and h in place of the samples."""
+        x, y, weight = step
+        scaled = (x * (2 * weight).unsqueeze(2)).mT
+        return torch.bmm(scaled, x), torch.bmm(scaled, y.unsqueeze(2)), weight
+
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
+        """One batched matrix product."""
+        return torch.baddbmm(step[1], step[0], rows.unsqueeze(2), beta=-1).squeeze(2)
+
+
+class SquaredHinge(Linear):
+    """The linear support vector machine."""
+
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """Two batched matrix products."""
+        x, y, weight = step
         output = torch.bmm(x, rows.unsqueeze(2)).squeeze(2)
-        slope = self._slope(output, y).mul_(weight)
+        slope = (1 - y * output).clamp_(min=0).mul_(y).mul_(weight).mul_(-2)
         return torch.bmm(slope.unsqueeze(1), x).squeeze(1)
 
 
-def _squared_error_slope(output: Tensor, y: Tensor) -> Tensor:
-    return (output - y).mul_(2)
-
-
-def _squared_hinge_slope(output: Tensor, y: Tensor) -> Tensor:
-    return (1 - y * output).clamp_(min=0).mul_(y).mul_(-2)
-
-
-class PaperCnn:
+class PaperCnn(Kernel):
     """The paper's convolutional network, written out: `safa.learning.cnn`, on a GPU `safa.learning.cnn_windows`."""
-
-    needs_whole_batches = False
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """As they are."""
-        return inputs
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """As measured."""
         most = WINDOWS_BYTES_PER_IMAGE if inputs.is_cuda else BYTES_PER_IMAGE
         return int(most * inputs.element_size() / 4)
 
-    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """Hand-written forward and backward."""
         gradients = torch.empty_like(rows)
         work = windows_gradients if rows.is_cuda else cnn_gradients
-        work(self._layout.views(rows), x, y, weight, out=self._layout.views(gradients))
+        work(self._layout.views(rows), *step, out=self._layout.views(gradients))
         return gradients
 
 
-class General:
+class General(Kernel):
     """Any module and loss, through `torch.func`."""
 
     def __init__(self, problem: Problem, module: nn.Module, layout: Layout) -> None:
@@ -103,23 +109,17 @@ class General:
         self._layout = layout
         self.needs_whole_batches = bool(layout.buffers)
 
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """As they are."""
-        return inputs
-
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """A guess: the activations of a small network take some tens of times the input."""
         return 100 * inputs.element_size() * inputs[0].numel()
 
-    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """One `vmap` over the clients of the gradient of each one's loss."""
         views = self._layout.views(rows)
         parameters = {name: views[name] for name in self._layout.parameters}
         buffers = {name: views[name].clone() for name in self._layout.buffers}
         one = self._whole_batch_loss if self.needs_whole_batches else self._weighted_loss
-        found, (_, after) = vmap(grad_and_value(one, has_aux=True), randomness="different")(
-            parameters, buffers, x, y, weight
-        )
+        found, (_, after) = vmap(grad_and_value(one, has_aux=True), randomness="different")(parameters, buffers, *step)
         gradients = torch.zeros_like(rows)
         places = self._layout.views(gradients)
         for name, value in found.items():
@@ -145,9 +145,9 @@ class General:
 def find_kernel(problem: Problem, module: nn.Module, layout: Layout) -> Kernel:
     """The fastest kernel for a problem."""
     if problem.kernel == "linear_mse":
-        return Linear(_squared_error_slope)
+        return SquaredError()
     if problem.kernel == "linear_squared_hinge":
-        return Linear(_squared_hinge_slope)
+        return SquaredHinge()
     if problem.kernel == "paper_cnn":
         return PaperCnn(layout)
     return General(problem, module, layout)

@@ -6,7 +6,7 @@ client's own samples in their given order, in mini-batches of B, without shuffli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.learning.kernels import find_kernel
+from safa.learning.kernels import Kernel, Step, find_kernel
 from safa.learning.layout import Layout
 from safa.learning.optimiser import Optimiser, RowOptimiser
 from safa.records import Ids
@@ -96,10 +96,9 @@ class BatchedTrainer:
         self._place[order] = np.arange(len(order))
         self._lengths = lengths[order]
         self._batch_size = batch_size
-        self._steps = _steps(problem, [shards[k] for k in order], batch_size, self._kernel.prepare, device)
-        x = self._steps[0][0]
-        sample = self._kernel.bytes_per_sample(x.flatten(0, 1))
-        row = 6 * self.layout.size * x.element_size()
+        self._steps = _steps(problem, [shards[k] for k in order], batch_size, self._kernel, device)
+        sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
+        row = 6 * self.layout.size * self.layout.dtype.itemsize
         self._most = max(1, int(memory_mb * 2**20 / (batch_size * sample + row)))
 
     def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
@@ -121,17 +120,18 @@ class BatchedTrainer:
 
     def _train_group(self, places: NDArray[np.int64], rows: Tensor, epochs: int) -> Tensor:
         """Train rows in place, the clients standing in order of their number of batches."""
-        trained = self.layout.trained
-        optimiser = RowOptimiser(self._optimiser, rows[:, :trained])
-        steps = self._steps_of(places, rows.device)
+        trained = rows[:, : self.layout.trained] if self.layout.buffers else rows
+        optimiser = RowOptimiser(self._optimiser, trained)
+        # Step by step: who is at work, the part of their rows that is trained, and their mini-batches.
+        program = [
+            (rows[: len(step[0])], trained[: len(step[0])], step) for step in self._steps_of(places, rows.device)
+        ]
         for _ in range(epochs):
-            for x, y, weight in steps:
-                count = len(x)
-                gradients = self._kernel.gradients(rows[:count], x, y, weight)
-                optimiser.step(rows[:count, :trained], gradients[:, :trained])
+            for at_work, moving, step in program:
+                optimiser.step(moving, self._kernel.gradients(at_work, step)[:, : self.layout.trained])
         return rows
 
-    def _steps_of(self, places: NDArray[np.int64], device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _steps_of(self, places: NDArray[np.int64], device: torch.device) -> list[Step]:
         """The mini-batches of these clients, step by step: at each step only those who have that many."""
         lengths = self._lengths[places]
         steps = self._steps[: -(-lengths[0] // self._batch_size)]
@@ -148,12 +148,10 @@ class BatchedTrainer:
         return steps
 
 
-def _steps(
-    problem: Problem, shards: Shards, batch_size: int, prepare: Callable[[Tensor], Tensor], device: torch.device
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For every step of an epoch, the mini-batches of the clients that take part: inputs, targets and weights."""
+def _steps(problem: Problem, shards: Shards, batch_size: int, kernel: Kernel, device: torch.device) -> list[Step]:
+    """For every step of an epoch, the mini-batches of the clients that take part, as the kernel wants them."""
     inputs, targets = problem.train
-    inputs = prepare(inputs)
+    inputs = kernel.prepare(inputs)
     steps = []
     for start in range(0, len(shards[0]), batch_size):
         members = [shard[start : start + batch_size] for shard in shards if len(shard) > start]
@@ -161,7 +159,7 @@ def _steps(
         sizes = np.array([[len(batch)] for batch in members])
         weight = torch.from_numpy((np.arange(batch_size) < sizes) / sizes).to(inputs.dtype)
         samples = torch.from_numpy(index)
-        steps.append((inputs[samples].to(device), targets[samples].to(device), weight.to(device)))
+        steps.append(kernel.pack((inputs[samples].to(device), targets[samples].to(device), weight.to(device))))
     return steps
 
 

@@ -139,10 +139,8 @@ class RoundRecord:
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+        for name in _ARRAYS:
+            getattr(self, name).flags.writeable = False
 
     @property
     def length_s(self) -> float:

@@ -102,12 +102,12 @@ class Learner:
         }
         before = self._models.latest
         diverged = rules[record.rule](record)
+        loss = accuracy = None
         if self._models.latest != before and (record.round % self._eval_every == 0 or self._keep_best):
             loss, accuracy = self._evaluate()
-            record = replace(record, loss=loss, accuracy=accuracy)
         referred = self._cache.references if self._cache else set()
         self._models.forget_all_but({*self._held.tolist(), *self._pending.base.tolist(), *referred})
-        return replace(record, diverged=diverged)
+        return replace(record, diverged=diverged, loss=loss, accuracy=accuracy)
 
     def _evaluate(self) -> tuple[float, float]:
         """Loss and accuracy of the latest model; with `keep_best`, of the best, which takes its place."""

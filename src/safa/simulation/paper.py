@@ -18,7 +18,6 @@ clients, out of all work that was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +62,10 @@ def _rounds(protocol: Protocol, fleet: Fleet, rounds: int, seed: int, estimate_e
         distribution_s = len(dispatch.sync) * fleet.copy_s
         work_done, work_lost = _work(protocol, fleet, record, at_work, struck, point)
         now += distribution_s + _wait_s(protocol, fleet, record, np.flatnonzero(at_work), crashed)
-        arrival_s = record.opened_s + distribution_s + fleet.turnaround_s[record.client]
         yield complete_record(
-            replace(record, arrival_s=arrival_s),
+            record,
             fleet,
+            arrival_s=record.opened_s + distribution_s + fleet.turnaround_s[record.client],
             closed_s=now,
             distribution_s=distribution_s,
             crashed=crashed,

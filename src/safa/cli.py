@@ -203,7 +203,8 @@ def _run(arguments: argparse.Namespace) -> None:
         print("safa: keep_best peeks at the test set; use it for reproduction only", file=sys.stderr)
     finished = experiment.finished
     try:
-        for record in _with_progress(play(experiment, writer), settings.rounds, "rounds", quiet=arguments.quiet):
+        rounds = play(experiment, writer)
+        for record in _with_progress(rounds, settings.rounds, "rounds", quiet=arguments.quiet, done=finished):
             finished = record.round
     except KeyboardInterrupt:
         kept = f"{finished} of {settings.rounds} rounds are finished"
@@ -288,8 +289,8 @@ def _tasks(_: argparse.Namespace) -> None:
 # -- what a person sees ----------------------------------------------------------------------------------------------
 
 
-def _with_progress(items: Iterable[_T], total: int, unit: str, *, quiet: bool) -> Iterator[_T]:
-    """The items, with a progress bar on stderr if they take more than two seconds."""
+def _with_progress(items: Iterable[_T], total: int, unit: str, *, quiet: bool, done: int = 0) -> Iterator[_T]:
+    """The items, `done` of which came earlier, with a progress bar on stderr if they take more than two seconds."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -299,12 +300,12 @@ def _with_progress(items: Iterable[_T], total: int, unit: str, *, quiet: bool) -
         transient=True,
     )
     start = time.perf_counter()
-    job = bar.add_task(unit, total=total)
+    job = bar.add_task(unit, total=total, completed=done)
     try:
-        for done, item in enumerate(items):
+        for number, item in enumerate(items, start=done):
             if not quiet and not bar.live.is_started and time.perf_counter() - start > _PROGRESS_AFTER_S:
                 bar.start()
-            bar.update(job, completed=done)
+            bar.update(job, completed=number)
             yield item
     finally:
         if bar.live.is_started:

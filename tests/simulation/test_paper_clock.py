@@ -36,13 +36,14 @@ def test_t_dist_of_fedavg_is_as_printed_to_the_last_digit(task: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "tolerance", "seeds"), [("boston", 0.05, 5), ("mnist", 0.02, 1), ("kdd99", 0.02, 1)])
+@pytest.mark.parametrize(("task", "tolerance", "seeds"), [("boston", 0.05, 20), ("mnist", 0.02, 1), ("kdd99", 0.02, 1)])
 def test_sync_ratio_and_futility_of_safa_are_as_printed(task: str, tolerance: float, seeds: int) -> None:
-    """Neither depends on the fraction, so one fraction stands for all."""
-    for crash_rate, name in itertools.product(CRASH_RATES, ("sync_ratio", "futility")):
-        measured = statistics.mean(metrics(task, "safa", crash_rate, 0.1, seed)[name] for seed in range(seeds))
-        for fraction in FRACTIONS:
+    """Neither depends on the fraction, so one fraction stands for all. With five clients it takes many seeds."""
+    for crash_rate in CRASH_RATES:
+        runs = [metrics(task, "safa", crash_rate, 0.1, seed) for seed in range(seeds)]
+        for name, fraction in itertools.product(("sync_ratio", "futility"), FRACTIONS):
             expected = printed()[task, "safa", name, crash_rate, fraction]
+            measured = statistics.mean(run[name] for run in runs)
             assert measured == pytest.approx(expected, abs=tolerance), (crash_rate, fraction, name)
 
 

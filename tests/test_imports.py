@@ -19,7 +19,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": {"numpy", "torch", "pooch", "requests", "tqdm"},
     "learning": {"numpy", "torch", "safa.tasks"},
     "analysis": {"numpy"},
-    "paper": {"numpy"},
+    "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.settings"},
+    "paper": {"numpy", "torch", "altair", "safa"},
     "testing": {"numpy", "safa.protocol"},
 }
 """Room -> what it may import besides the standard library, itself and the hall."""

@@ -1,0 +1,1 @@
+"""Figures and pages: what a person looks at."""

@@ -61,6 +61,7 @@ def test_fedavg_names_its_averages() -> None:
 def test_fedcs_drops_those_that_cannot_make_it() -> None:
     fedcs = FedCS([1, 1, 1], fraction=1.0, round_limit_s=10.0)
     dispatch = fedcs.open_round(now=0.0, lottery=[0, 0, 0], expected_s=[10.0, 10.1, 3.0])
+    assert dispatch.dropped.tolist() == [1]
     assert dispatch.sync.tolist() == [0, 2]
     arrive(fedcs, [0, 2], 4.0)
     assert len(fedcs.close_round(now=4.0).picked) == 2

@@ -122,3 +122,20 @@ def test_the_paper_clock_knows_no_trace(tmp_path: Path) -> None:
 def test_an_infinite_limit_is_no_length() -> None:
     setting = Settings.of("boston", preset="paper", protocol="fedavg", round_limit_s=math.inf, crash_rate=0.9)
     assert math.isfinite(measure(run_rounds(setting))["round_length_s"])
+
+
+@pytest.mark.parametrize(
+    ("crash_rate", "fraction", "as_printed"), [(0.1, 0.1, 0.21), (0.5, 0.3, 0.41), (0.7, 0.7, 0.51)]
+)
+def test_fedcs_is_charged_with_whom_it_left_out(
+    crash_rate: float, fraction: float, as_printed: float, tmp_path: Path
+) -> None:
+    """Cells of Task 1 in which T_dist shows that one client of the five was always left out."""
+    (tmp_path / "speeds").write_text("1\n1\n1\n1\n0.05\n")
+    setting = Settings.of(
+        "boston", preset="paper", protocol="fedcs", rounds=1000, fraction=fraction, crash_rate=crash_rate,
+        size_distribution="equal", speeds=str(tmp_path / "speeds"),
+    )  # fmt: skip
+    metrics = measure(run_rounds(setting))
+    assert metrics["futility"] == pytest.approx(0.2 + 0.8 * crash_rate / 2, abs=0.03)
+    assert metrics["futility"] == pytest.approx(as_printed, abs=0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -27,6 +27,8 @@ class Dispatch:
     """Those of `sync` that are forced (Eq. 3)."""
     upload: bool = True
     """Whether a finished client sends its model to the server."""
+    dropped: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Drawn for the round, but left out of it beforehand (FedCS)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,4 +23,5 @@ class FedCS(FedAvg):
 
     def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         drawn = self._draw(lottery)
-        return Dispatch(sync=drawn[expected_s[drawn] <= self.round_limit_s], resume=nobody(), deprecated=nobody())
+        in_time = expected_s[drawn] <= self.round_limit_s
+        return Dispatch(sync=drawn[in_time], resume=nobody(), deprecated=nobody(), dropped=drawn[~in_time])

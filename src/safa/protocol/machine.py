@@ -244,13 +244,16 @@ class Protocol(ABC):
         if not self.clients:
             return np.full(len(events), Refusal.UNKNOWN_CLIENT, dtype=np.int8)
         own = events.base == self.versions[client]
+        too_late = late and not self.has_bypass
+        if not too_late and np.all(known & self.active[client] & self._expected[client] & own & ~events.lost):
+            return np.zeros(len(events), dtype=np.int8)  # nothing is wrong with any of them, as a rule
         reasons = [
             (~known, Refusal.UNKNOWN_CLIENT),
             (~self.active[client], Refusal.RETIRED_CLIENT),
             (events.lost & ~self._awaited[client], Refusal.NOT_EXPECTED),
             (events.lost, Refusal.NONE),
             (events.base > self.versions[client], Refusal.FUTURE_VERSION),
-            (self._expected[client] & own, Refusal.LATE if late and not self.has_bypass else Refusal.NONE),
+            (self._expected[client] & own, Refusal.LATE if too_late else Refusal.NONE),
             (self._committed[client], Refusal.SECOND_COMMIT),
             (~own, Refusal.ABANDONED),
         ]

@@ -10,6 +10,7 @@ Run `safa.testing.check_protocol` on it before you trust it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -52,6 +53,7 @@ def find(name: str) -> type[Protocol]:
     return known[name]
 
 
+@functools.cache
 def parameters(cls: type[Protocol]) -> dict[str, inspect.Parameter]:
     """The settings that a protocol takes, by name."""
     return {

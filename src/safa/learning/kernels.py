@@ -8,6 +8,7 @@ are written out for one model and loss each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,10 @@ class Kernel(ABC):
         """A step in the form that `gradients` wants, made once; clients stay along the first dimension."""
         return step
 
+    def epoch(self, steps: Sequence[Step], lr: float) -> tuple[Tensor, Tensor] | None:
+        """For every client the matrix and the vector that an epoch of plain SGD amounts to, where it is affine."""
+        return None
+
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """About how much memory a sample takes while `gradients` is at work."""
         return 2 * inputs.element_size() * inputs[0].numel()
@@ -64,6 +69,17 @@ class SquaredError(Linear):
         x, y, weight = step
         scaled = (x * (2 * weight).unsqueeze(2)).mT
         return torch.bmm(scaled, x), torch.bmm(scaled, y.unsqueeze(2)), weight
+
+    def epoch(self, steps: Sequence[Step], lr: float) -> tuple[Tensor, Tensor] | None:
+        """Every step w - lr (Gw - h) is an affine map, and so is one after the other."""
+        count, size = steps[0][1].shape[:2]
+        matrix = torch.eye(size, dtype=torch.float64, device=steps[0][0].device).repeat(count, 1, 1)
+        vector = matrix.new_zeros(count, size, 1)
+        for g, h, _ in steps:
+            at_work = slice(len(g))
+            matrix[at_work] -= lr * torch.bmm(g.double(), matrix[at_work])
+            vector[at_work] -= lr * (torch.bmm(g.double(), vector[at_work]) - h.double())
+        return matrix.to(steps[0][0].dtype), vector.to(steps[0][0].dtype)
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """One batched matrix product."""

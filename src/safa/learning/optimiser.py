@@ -28,6 +28,11 @@ class Optimiser:
         if self.kind not in OPTIMISERS:
             raise SafaError(f"optimiser must be one of {', '.join(OPTIMISERS)}, not {self.kind!r}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is the learning rate times the gradient and nothing else."""
+        return self.kind == "sgd" and not (self.momentum or self.weight_decay or self.proximal)
+
     def of(self, module: nn.Module) -> torch.optim.Optimizer:
         """Torch's own optimiser for one module; the proximal term is the caller's."""
         if self.kind == "adam":

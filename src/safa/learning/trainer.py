@@ -97,6 +97,7 @@ class BatchedTrainer:
         self._lengths = lengths[order]
         self._batch_size = batch_size
         self._steps = _steps(problem, [shards[k] for k in order], batch_size, self._kernel, device)
+        self._epoch = self._kernel.epoch(self._steps, optimiser.lr) if optimiser.is_plain else None
         sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
         row = 6 * self.layout.size * self.layout.dtype.itemsize
         self._most = max(1, int(memory_mb * 2**20 / (batch_size * sample + row)))
@@ -120,6 +121,8 @@ class BatchedTrainer:
 
     def _train_group(self, places: NDArray[np.int64], rows: Tensor, epochs: int) -> Tensor:
         """Train rows in place, the clients standing in order of their number of batches."""
+        if self._epoch is not None:
+            return self._train_by_epochs(torch.from_numpy(places).to(rows.device), rows, epochs)
         trained = rows[:, : self.layout.trained] if self.layout.buffers else rows
         optimiser = RowOptimiser(self._optimiser, trained)
         # Step by step: who is at work, the part of their rows that is trained, and their mini-batches.
@@ -129,6 +132,14 @@ class BatchedTrainer:
         for _ in range(epochs):
             for at_work, moving, step in program:
                 optimiser.step(moving, self._kernel.gradients(at_work, step)[:, : self.layout.trained])
+        return rows
+
+    def _train_by_epochs(self, places: Tensor, rows: Tensor, epochs: int) -> Tensor:
+        """Train where a whole epoch is an affine map, made once for every client."""
+        assert self._epoch is not None
+        matrix, vector = (part[places] for part in self._epoch)
+        for _ in range(epochs):
+            rows = torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2)
         return rows
 
     def _steps_of(self, places: NDArray[np.int64], device: torch.device) -> list[Step]:

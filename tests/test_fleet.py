@@ -129,6 +129,31 @@ def test_wrong_faults_are_refused(crash_rate: float, model: str) -> None:
         Faults(1, seed=0, crash_rate=crash_rate, model=model)
 
 
+def test_each_client_may_have_a_crash_rate_of_its_own() -> None:
+    rates = np.repeat([0.0, 0.2, 0.7, 1.0], 5000)
+    struck, _ = Faults(20_000, seed=3, crash_rate=rates).draw(1)
+    assert struck.reshape(4, -1).mean(axis=1) == pytest.approx([0, 0.2, 0.7, 1], abs=0.02)
+
+
+def test_one_crash_rate_for_all_is_the_same_as_one_for_each() -> None:
+    for_all, for_each = (Faults(50, seed=3, crash_rate=rate).draw(2) for rate in (0.4, [0.4] * 50))
+    assert np.array_equal(for_all, for_each)
+
+
+@pytest.mark.parametrize(
+    ("crash_rate", "complaint"),
+    [
+        ([0.1, 0.2], "crash_rate must be one number, or one for each of 3 clients, not an array of shape"),
+        ([[0.1, 0.2, 0.3]], "crash_rate must be one number, or one for each of 3 clients, not an array of shape"),
+        ([0.1, 1.5, 0.3], "crash_rate must be from 0 to 1, not 1.5"),
+        ([0.1, 0.2, float("nan")], "crash_rate must be from 0 to 1, not nan"),
+    ],
+)
+def test_wrong_crash_rates_say_what_is_wrong(crash_rate: list[float], complaint: str) -> None:
+    with pytest.raises(SafaError, match=complaint):
+        Faults(3, seed=0, crash_rate=crash_rate)
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
 from safa.fleet.streams import stream
@@ -20,7 +20,7 @@ class Faults:
     A stretch is work without a break: from the start of an attempt, or from a client's return, to its end. With the
     model `attempt` every stretch is struck with probability `crash_rate` when it begins; with `round`, as in the paper,
     every client at work is, once in every round. The point is uniform over the work that is left. A trace cuts a
-    stretch when the client goes offline, on top of that.
+    stretch when the client goes offline, on top of that. A `crash_rate` is one number for all clients, or one for each.
     """
 
     def __init__(
@@ -28,15 +28,13 @@ class Faults:
         clients: int,
         *,
         seed: int,
-        crash_rate: float,
+        crash_rate: ArrayLike,
         model: str = "attempt",
         trace: NDArray[np.float64] | None = None,
     ) -> None:
-        if not 0 <= crash_rate <= 1:
-            raise SafaError(f"crash_rate must be from 0 to 1, not {crash_rate}")
         if model not in FAULT_MODELS:
             raise SafaError(f"fault_model must be one of {', '.join(FAULT_MODELS)}, not {model!r}")
-        self.crash_rate = crash_rate
+        self.crash_rate = _checked_rates(crash_rate, clients)
         self.every_round = model == "round"
         self.has_trace = trace is not None
         self._clients = clients
@@ -84,3 +82,15 @@ class Faults:
         own = (place >= 0) & (self._trace[place, 0] == clients)
         until = np.where(own, self._trace[place, 2], -np.inf)
         return np.where(until > at_s, until, at_s)
+
+
+def _checked_rates(crash_rate: ArrayLike, clients: int) -> NDArray[np.float64]:
+    rates = np.asarray(crash_rate, dtype=np.float64)
+    if rates.shape not in ((), (clients,)):
+        raise SafaError(
+            f"crash_rate must be one number, or one for each of {clients} clients, not an array of shape {rates.shape}"
+        )
+    wrong = rates[~((rates >= 0) & (rates <= 1))]
+    if len(wrong):
+        raise SafaError(f"crash_rate must be from 0 to 1, not {wrong[0]:g}")
+    return rates

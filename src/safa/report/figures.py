@@ -1,0 +1,378 @@
+"""Every chart of the project, for pages and for files alike: Vega-Lite through Altair, in one house style.
+
+Colours are those of Okabe and Ito, which people with colour-blindness can tell apart; a protocol has its own dash and
+shape besides. A chart names the colours of the light theme. `RECOLOURED` says what becomes of each in the dark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import altair as alt
+import numpy as np
+import vl_convert
+
+from safa.analysis.client_map import ClientMap, State
+from safa.runs import write_atomically
+
+__all__ = [
+    "PROTOCOLS", "RECOLOURED", "STATES", "THEMES", "Axis", "Style", "bars", "client_map", "dots", "lines", "save",
+    "specification", "styles",
+]  # fmt: skip
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a series is drawn: its colour, the dashes of its line and the shape of its points."""
+
+    colour: str
+    dash: tuple[int, ...]
+    shape: str
+
+
+PROTOCOLS: dict[str, Style] = {
+    "safa": Style("#0072b2", (1, 0), "circle"),
+    "fedavg": Style("#d55e00", (7, 3), "square"),
+    "fedcs": Style("#c98a00", (2, 2), "triangle-up"),
+    "local": Style("#6b7480", (9, 3, 2, 3), "cross"),
+    "fedasync": Style("#b5548c", (4, 2), "diamond"),
+    "fedbuff": Style("#009e73", (5, 2, 1, 2), "triangle-down"),
+}
+"""How each protocol is drawn, everywhere."""
+
+_OTHERS = [*PROTOCOLS.values(), Style("#3fa2dc", (1, 0), "square"), Style("#1b212b", (7, 3), "circle")]
+
+STATES: dict[State, tuple[str, str]] = {
+    State.PICKED: ("picked", "#009e73"),
+    State.UNDRAFTED: ("undrafted", "#0072b2"),
+    State.CRASHED: ("crashed", "#d55e00"),
+    State.REFUSED: ("refused", "#b5548c"),
+    State.TRAINING: ("training", "#c5cbd4"),
+    State.IDLE: ("idle", "#f0f2f5"),
+    State.ABSENT: ("not enrolled", "#ffffff"),
+}
+"""What a cell of the client map is called, and its colour."""
+
+_INK, _SOFT, _LINE, _BACK = "#1b212b", "#596273", "#dde1e7", "#ffffff"
+RECOLOURED: dict[str, str] = {
+    _INK: "#e6e9ee", _SOFT: "#a3adbb", _LINE: "#323a46", _BACK: "#14171c",
+    "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
+    "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
+}  # fmt: skip
+"""The colours of the light theme, and what stands for them in the dark."""
+
+
+def _theme(ink: str, soft: str, line: str, back: str) -> dict[str, Any]:
+    """The configuration of Vega-Lite in the house style."""
+    font = "system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, Liberation Sans, sans-serif"
+    text = {"labelColor": soft, "titleColor": soft, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
+    axis = text | {"gridColor": line, "domain": False, "ticks": False, "labelPadding": 6, "titlePadding": 10}
+    on_top = {"titleAnchor": "end", "titleAngle": 0, "titleAlign": "left", "titleX": -34, "titleY": -12}
+    legend = text | {"labelColor": ink, "orient": "top", "direction": "horizontal", "title": None, "offset": 30}
+    symbols = {"symbolSize": 110, "symbolStrokeWidth": 2, "columnPadding": 16, "labelLimit": 200, "padding": 0}
+    return {
+        "background": back,
+        "font": font,
+        "view": {"stroke": None, "continuousHeight": 240, "discreteHeight": 240},
+        "axis": axis | {"labelFlush": False},
+        "axisX": {"grid": False, "domain": True, "domainColor": line, "tickCount": 8, "labelOverlap": True},
+        "axisY": on_top | {"tickCount": 5},
+        "legend": legend | symbols | {"layout": {"top": {"margin": 16, "direction": "horizontal"}}},
+        "header": text | {"labelColor": ink, "labelFontSize": 13, "labelFontWeight": 600},
+        "title": {"color": ink, "fontSize": 14, "anchor": "start"},
+        "line": {"strokeWidth": 2, "strokeJoin": "round", "strokeCap": "butt"},
+        "range": {"category": [style.colour for style in _OTHERS]},
+    }
+
+
+THEMES: dict[str, dict[str, Any]] = {
+    "light": _theme(_INK, _SOFT, _LINE, _BACK),
+    "dark": _theme(*(RECOLOURED[colour] for colour in (_INK, _SOFT, _LINE, _BACK))),
+}
+"""The configuration of the charts, light and dark."""
+
+
+def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The Vega-Lite specification of a chart, without Altair's own look."""
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    spec.pop("config", None)
+    return spec
+
+
+def save(chart: alt.TopLevelMixin, path: Path, *, width: int = 640) -> list[Path]:
+    """Write a chart as `path`.svg and `path`.png in the light theme, each whole or not at all."""
+    spec = specification(chart)
+    if spec.get("width") == "container":
+        spec["width"] = width
+    legend = THEMES["light"]["legend"] | {"columns": max(1, int(width / min(240, 45 + 6.6 * _longest_label(spec))))}
+    svg = vl_convert.vegalite_to_svg(spec, config=THEMES["light"] | {"legend": legend})
+    files = [path.with_name(path.name + ".svg"), path.with_name(path.name + ".png")]
+    write_atomically(files[0], svg.encode())
+    write_atomically(files[1], vl_convert.svg_to_png(svg, scale=2))
+    return files
+
+
+def _longest_label(spec: Any) -> int:
+    """How many letters the longest name in a legend has."""
+    if isinstance(spec, list):
+        return max(map(_longest_label, spec), default=4)
+    if not isinstance(spec, dict):
+        return 4
+    domain = spec.get("domain")
+    own = [len(str(label)) for label in domain] if isinstance(domain, list) else []
+    return max([4, *own, *map(_longest_label, spec.values())])
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """A style for every series: a protocol has its own, the others have those that are left, over and over."""
+    if all(name in PROTOCOLS for name in names):
+        return {name: PROTOCOLS[name] for name in PROTOCOLS if name in names}
+    taken = [PROTOCOLS[name] for name in names if name in PROTOCOLS]
+    left = itertools.cycle([style for style in _OTHERS if style not in taken])
+    return {name: PROTOCOLS[name] if name in PROTOCOLS else next(left) for name in names}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field with its title, and how its numbers are written (the format of d3)."""
+
+    field: str
+    title: str
+    format: str = ",.6~r"
+    zero: bool = False
+    domain: tuple[float, float] | None = None
+    whole: bool = False
+    """Whether only whole numbers make sense."""
+    ticks: Sequence[float] | None = None
+    """Where the ticks stand, if that is not left to the chart."""
+    log: bool = False
+    """Whether the scale is logarithmic."""
+
+
+def _data(rows: Rows) -> alt.InlineData:
+    """Rows as the chart's own data; JSON knows no NaN and no infinity, so that these are missing."""
+    return alt.InlineData(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scale(axis: Axis, padding: float = 0) -> alt.Scale:
+    if axis.domain is not None:
+        return alt.Scale(domain=list(axis.domain), nice=False)
+    if axis.log:
+        return alt.Scale(type="log", nice=False, padding=padding)
+    return alt.Scale(zero=axis.zero, padding=padding, nice=False) if padding else alt.Scale(zero=axis.zero)
+
+
+def _axis(axis: Axis) -> alt.Axis:
+    extra: dict[str, Any] = {"tickMinStep": 1} if axis.whole else {}
+    extra |= {"values": list(axis.ticks)} if axis.ticks else {}
+    return alt.Axis(title=axis.title, format=axis.format, **extra)
+
+
+def _x(axis: Axis, padding: float = 0) -> alt.X:
+    return alt.X(f"{axis.field}:Q", scale=_scale(axis, padding), axis=_axis(axis))
+
+
+def _y(axis: Axis) -> alt.Y:
+    return alt.Y(f"{axis.field}:Q", scale=_scale(axis), axis=_axis(axis))
+
+
+def lines(
+    rows: Rows,
+    x: Axis,
+    y: Axis,
+    *,
+    series: str | None = None,
+    band: tuple[str, str] | None = None,
+    points: bool = False,
+    also: Sequence[Axis] = (),
+    height: int = 240,
+) -> alt.LayerChart:
+    """Curves of `y` over `x`, one per value of `series`, with a band between two fields and points where wanted.
+
+    The tooltip of a point tells x, the series, y, and the fields in `also`.
+    """
+    names = list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""]
+    looks = styles(names)
+    told = [_told(x), *([alt.Tooltip(f"{series}:N")] if series else []), _told(y), *map(_told, also)]
+    base = alt.Chart(_data(rows)).encode(x=_x(x, 10 if points else 0))
+    coloured = base.encode(color=_by(alt.Color, series, looks, "colour", points)) if series else base
+    plain: dict[str, Any] = {} if series else {"color": looks[names[0]].colour}
+    layers: list[alt.Chart] = []
+    if band:
+        faint = 0.16 if len(names) < 4 else 0.09
+        area = coloured.mark_area(opacity=faint, **plain)
+        layers.append(area.encode(y=_y(replace(y, field=band[0])), y2=f"{band[1]}:Q"))
+    curve = coloured.mark_line(**plain).encode(y=_y(y))
+    layers.append(_dashed(curve, series, looks, points) if series else curve)
+    if points:
+        dot = coloured.mark_point(filled=True, size=55, opacity=1, **plain).encode(y=_y(y))
+        layers.append(dot.encode(shape=_by(alt.Shape, series, looks, "shape", points)) if series else dot)
+    layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=told))
+    return _layered(layers, height)
+
+
+def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.LayerChart:
+    return cast(alt.LayerChart, alt.layer(*layers, **data).properties(width="container", height=height))
+
+
+def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: bool) -> alt.Chart:
+    """The curve with dashes; where points make the legend, the dashes go by other names, to stay out of it."""
+    if not points:
+        return curve.encode(strokeDash=_by(alt.StrokeDash, series, looks, "dash", points))
+    renamed = {f"_{name}": style for name, style in looks.items()}
+    copied = curve.transform_calculate(_dash=f"'_' + datum[{series!r}]")
+    return copied.encode(strokeDash=_by(alt.StrokeDash, "_dash", renamed, "dash", points).legend(None))
+
+
+def _told(axis: Axis) -> alt.Tooltip:
+    if not axis.format:
+        return alt.Tooltip(f"{axis.field}:N", title=axis.title)
+    return alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.format)
+
+
+def _by(channel: Any, series: str, looks: Mapping[str, Style], what: str, points: bool) -> Any:
+    """A channel that tells series apart. There is one legend of all channels: of the points, or else of the lines."""
+    values = [getattr(style, what) for style in looks.values()]
+    scale = alt.Scale(domain=list(looks), range=[list(v) if isinstance(v, tuple) else v for v in values])
+    symbol: dict[str, Any] = {} if points else {"symbolType": "stroke", "symbolSize": 350}
+    legend = alt.Legend(symbolOpacity=1, **symbol) if len(looks) > 1 else None
+    return channel(f"{series}:N", scale=scale, title=None, legend=legend)
+
+
+def bars(
+    rows: Rows, x: Axis, y: Axis, *, also: Sequence[Axis] = (), colour: str = "#0072b2", height: int = 240
+) -> alt.Chart:
+    """Bars of `y` at the numbers `x`, which stand one unit apart; the tooltip tells the fields in `also`, too."""
+    places = [float(row[x.field]) for row in rows]
+    unit = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
+    low, high = (min(places) - unit / 2, max(places) + unit / 2) if places else (0.0, 1.0)
+    filled = 0.8 if len(rows) < 120 else 1.0
+    chart: alt.Chart = (
+        alt.Chart(_data(rows))
+        .mark_bar(
+            color=colour, width=alt.ExprRef(f"max(1, {filled} * width / {(high - low) / unit})"), orient="vertical"
+        )
+        .encode(
+            x=_x(Axis(x.field, x.title, x.format, domain=(low, high), whole=x.whole)),
+            y=_y(Axis(y.field, y.title, y.format, zero=True, whole=y.whole)),
+            tooltip=[_told(axis) for axis in (*also, x, y)],
+        )
+        .properties(width="container", height=height)
+    )
+    return chart
+
+
+def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -> alt.LayerChart:
+    """A point for every name in the column `names`, one below the other, on a bar from lowest to highest."""
+    looks = styles([str(row[names]) for row in rows])
+    y = alt.Y(f"{names}:N", sort=None, axis=alt.Axis(title=None, labelLimit=220, grid=True))
+    base = alt.Chart(_data(rows)).encode(y=y, color=_by(alt.Color, names, looks, "colour", True).legend(None))
+    told = [alt.Tooltip(f"{names}:N"), _told(x), *(_told(Axis(field, field, x.format)) for field in band or ())]
+    point = base.mark_point(filled=True, size=90, opacity=1).encode(x=_x(x), tooltip=told)
+    layers = [point.encode(shape=_by(alt.Shape, names, looks, "shape", True).legend(None))]
+    if band:
+        rule = base.mark_rule(strokeWidth=3, opacity=0.35)
+        layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=f"{band[1]}:Q"))
+    return _layered(layers, max(60, 28 * len(rows)))
+
+
+def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = ("", "")) -> alt.LayerChart:
+    """The map of clients and rounds: what every client did in every round, a row a client, in the order of `cells`.
+
+    `names` tells the rows (without commas), `ends` the first and the last one where there are too many to name. The
+    cells are held in a few long texts, not in a table of objects: fifty thousand of them take half a megabyte.
+    """
+    rounds, clients = cells.state.shape
+    thick = max(1.5, min(20.0, 480 / max(1, clients)))
+    apart = int(cells.rounds[1] - cells.rounds[0]) if rounds > 1 else 1
+    dense = thick < 6
+    x = Axis("round", "round", "~d", domain=(float(cells.rounds[0]) - apart / 2, float(cells.rounds[-1]) + apart / 2))
+    y = alt.Y("_row:Q", axis=_row_axis(clients, ends), scale=alt.Scale(domain=[clients + 0.5, 0.5], nice=False))
+    whole = alt.ExprRef(f"width / {rounds} - {0 if dense else 1}")
+    cell = (
+        alt.Chart()
+        .mark_rect(width=whole, height=thick - (0 if dense else 1), tooltip={"content": "data"})
+        .encode(x=_x(x), y=y, fill=_state_colours(cells))
+    )
+    over = (
+        alt.Chart()
+        .mark_rect(
+            width=alt.ExprRef(f"width / {rounds} * 0.4") if dense else whole,
+            height=thick - (0 if dense else 2),
+            fill=_INK if dense else "transparent",
+            strokeWidth=0 if dense else 1.5,
+            xOffset=alt.ExprRef(f"width / {rounds} * -0.3") if dense else 0,
+            tooltip={"content": "data"},
+        )
+        .transform_filter("datum['starts over'] == 'yes'")
+        .encode(x=_x(x), y=y, stroke=_over_colour(dense))
+    )
+    places = alt.sequence(0, rounds * clients, as_="_cell")
+    layers = [cell, over] if cells.deprecated.any() else [cell]
+    chart = _layered(layers, round(thick * clients), data=places).transform_calculate(**_cell_fields(clients))
+    for name, text in _arrays(cells, names).items():
+        chart = chart.add_params(alt.param(name=f"{name}_text", value=text))
+        chart = chart.add_params(alt.param(name=name, expr=f"split({name}_text, ',')"))
+    return chart
+
+
+def _row_axis(clients: int, ends: tuple[str, str]) -> alt.Axis:
+    """Every row has its name where there is room; otherwise only the ends have one."""
+    if clients <= 40:
+        values, label = list(range(1, clients + 1)), "map_clients[datum.value - 1]"
+    else:
+        values, label = [1, clients], f"datum.value == 1 ? '{ends[0]}' : '{ends[1]}'"
+    return alt.Axis(title="client", values=values, tickCount=clients, labelExpr=label, grid=False, labelOverlap=False)
+
+
+def _cell_fields(clients: int) -> dict[str, str]:
+    """What is known of a cell, as expressions of its place in the arrays; readers see names without "_"."""
+    return {
+        "_row": f"datum._cell % {clients} + 1",
+        "client": "map_clients[datum._row - 1]",
+        "round": f"toNumber(map_rounds[floor(datum._cell / {clients})])",
+        "what happened": "map_said[map_states[datum._cell]]",
+        "base version": "map_bases[datum._cell]",
+        "arrived": "map_arrivals[datum._cell] == '' ? '' : format(toNumber(map_arrivals[datum._cell]), ',.1f') + ' s'",
+        "starts over": "map_over[datum._cell] == '1' ? 'yes' : 'no'",
+    }
+
+
+def _arrays(cells: ClientMap, names: Sequence[str]) -> dict[str, str]:
+    """The map as flat lists, round after round, each as one text with commas; what is not there is empty."""
+    arrays: dict[str, Sequence[Any]] = {
+        "map_clients": names,
+        "map_rounds": cells.rounds.tolist(),
+        "map_said": [STATES[state][0] for state in sorted(STATES)],
+        "map_states": cells.state.ravel().tolist(),
+        "map_bases": ["" if base < 0 else base for base in cells.base.ravel().tolist()],
+        "map_arrivals": ["" if math.isnan(at) else f"{at:.1f}" for at in cells.arrival_s.ravel().tolist()],
+        "map_over": cells.deprecated.ravel().astype(int).tolist(),
+    }
+    return {name: ",".join(map(str, values)) for name, values in arrays.items()}
+
+
+def _state_colours(cells: ClientMap) -> alt.Fill:
+    shown = [STATES[state] for state in STATES if np.any(cells.state == state)]
+    scale = alt.Scale(domain=[name for name, _ in shown], range=[colour for _, colour in shown])
+    legend = alt.Legend(symbolType="square", symbolStrokeColor=_LINE, symbolStrokeWidth=1)
+    return alt.Fill("what happened:N", scale=scale, title=None, legend=legend)
+
+
+def _over_colour(dense: bool) -> alt.StrokeDatum:
+    legend = alt.Legend(
+        symbolType="square", symbolFillColor=_INK if dense else "transparent", symbolStrokeColor=_INK,
+        symbolStrokeWidth=1.5,
+    )  # fmt: skip
+    return alt.StrokeDatum("starts over", scale=alt.Scale(domain=["starts over"], range=[_INK]), legend=legend)

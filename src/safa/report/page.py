@@ -1,0 +1,314 @@
+"""One self-contained HTML page, made of blocks.
+
+A page is a list of sections, a section a list of blocks: words, facts, figures, tables. `render` turns them into one
+file that opens from a disk and asks nobody for anything: style, script, data and the chart library are all inside.
+Every text is escaped; only `Markup` is taken as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from safa.report.figures import RECOLOURED, THEMES, specification
+
+__all__ = [
+    "BEST", "OUTSIDE", "Block", "Cell", "Column", "Fact", "Facts", "Figure", "Mark", "Markup", "Section", "Table",
+    "Words", "render",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Words:
+    """Plain text. A blank line begins a new paragraph, `backticks` make code; everything else is shown as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Markup:
+    """HTML that is taken as it is. Never put text into it that came from outside."""
+
+    html: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One card: a name, a value, and what the value says."""
+
+    name: str
+    value: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A group of cards."""
+
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its title and caption; `alt` says what it shows to those who cannot see it.
+
+    Charts that are not `wide` stand side by side where there is room. `canvas` is for charts with thousands of marks.
+    """
+
+    chart: alt.TopLevelMixin
+    title: str
+    caption: str
+    alt: str
+    wide: bool = True
+    canvas: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something said about a cell or a row: a symbol, what it stands for, and a tone ("good", "bad" or "note")."""
+
+    symbol: str
+    label: str
+    tone: str = "note"
+
+
+BEST = Mark("★", "best", "good")
+OUTSIDE = Mark("▲", "outside tolerance", "bad")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows, what it is sorted by (its text where None), and a mark. An empty text is a missing value."""
+
+    text: str
+    value: float | str | None = None
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column, with an explanation that is shown on hover."""
+
+    name: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be sorted by every column and filtered by text; `row_marks` marks rows by their place."""
+
+    columns: Sequence[str | Column]
+    rows: Sequence[Sequence[str | Cell]]
+    caption: str = ""
+    filterable: bool = True
+    row_marks: Mapping[int, Mark] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wrong = [len(row) for row in self.rows if len(row) != len(self.columns)]
+        if wrong:
+            raise ValueError(f"a row has {wrong[0]} cells, but there are {len(self.columns)} columns")
+
+
+Block = Words | Markup | Facts | Figure | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the page; `id` is the anchor, made of the title where it is not given."""
+
+    title: str
+    blocks: Sequence[Block]
+    id: str = ""
+
+
+def render(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as one string of HTML."""
+    anchors = _anchors(sections)
+    charts = any(isinstance(block, Figure) for section in sections for block in section.blocks)
+    places = {
+        "title": html.escape(title),
+        "lead": _words(lead),
+        "contents": _contents(sections, anchors) if len(sections) > 3 else "",
+        "sections": "\n".join(map(_section, sections, anchors)),
+        "style": _file("page.css"),
+        "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
+        "library": _library() if charts else "",
+        "script": _file("page.js"),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("page.html"))
+
+
+def _file(name: str) -> str:
+    return resources.files("safa.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script that can stand inside a page."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element that it stands in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _anchors(sections: Sequence[Section]) -> list[str]:
+    """An anchor for every section, all different."""
+    anchors: list[str] = []
+    for section in sections:
+        wanted = section.id or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        anchor, number = wanted, 1
+        while anchor in anchors:
+            number += 1
+            anchor = f"{wanted}-{number}"
+        anchors.append(anchor)
+    return anchors
+
+
+def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:
+    items = (
+        f'<li><a href="#{html.escape(anchor)}">{html.escape(section.title)}</a></li>'
+        for section, anchor in zip(sections, anchors, strict=True)
+    )
+    return f'<nav class="contents" aria-label="Contents"><ol>{"".join(items)}</ol></nav>'
+
+
+def _section(section: Section, anchor: str) -> str:
+    """A section; figures that are not wide and follow each other stand in one grid."""
+    parts: list[str] = []
+    for block in section.blocks:
+        small = isinstance(block, Figure) and not block.wide
+        if small and parts and parts[-1].startswith('<div class="side">'):
+            parts[-1] = parts[-1].removesuffix("</div>") + _block(block) + "</div>"
+        else:
+            parts.append(f'<div class="side">{_block(block)}</div>' if small else _block(block))
+    name = html.escape(anchor)
+    head = f'<h2 id="{name}-title">{html.escape(section.title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">\n{head}\n' + "\n".join(parts) + "\n</section>"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Words(text):
+            return _words(text)
+        case Markup(markup):
+            return markup
+        case Facts(facts):
+            return f'<dl class="facts">{"".join(map(_fact, facts))}</dl>'
+        case Figure():
+            return _figure(block)
+        case Table():
+            return _table(block)
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _words(text: str) -> str:
+    return "".join(f"<p>{_inline(part.strip())}</p>" for part in re.split(r"\n\s*\n", text) if part.strip())
+
+
+def _fact(fact: Fact) -> str:
+    meaning = f'<dd class="meaning">{_inline(fact.meaning)}</dd>' if fact.meaning else ""
+    return f"<div><dt>{html.escape(fact.name)}</dt><dd>{html.escape(fact.value)}</dd>{meaning}</div>"
+
+
+def _figure(figure: Figure) -> str:
+    """A figure whose chart is drawn by the script when it is scrolled near."""
+    spec = specification(figure.chart)
+    height = spec.get("height", 240)
+    room = f' style="min-height:{height + 70}px"' if isinstance(height, int | float) else ""
+    renderer = "canvas" if figure.canvas else "svg"
+    return (
+        f'<figure class="{"wide" if figure.wide else "small"}"><h3>{html.escape(figure.title)}</h3>'
+        f'<div class="chart" role="img" aria-label="{html.escape(figure.alt)}" data-renderer="{renderer}"{room}>'
+        f'<script type="application/json">{_json(spec)}</script></div>'
+        f"<figcaption>{_inline(figure.caption)}</figcaption></figure>"
+    )
+
+
+def _table(table: Table) -> str:
+    """A table with a button in every head, a box to filter by, and a key to its marks."""
+    rows = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in table.rows]
+    numeric = [_is_numeric([row[place] for row in rows]) for place in range(len(table.columns))]
+    head = "".join(map(_head, table.columns, numeric))
+    body = "".join(_row(row, numeric, table.row_marks.get(place)) for place, row in enumerate(rows))
+    caption = f"<caption><span>{_inline(table.caption)}</span></caption>" if table.caption else ""
+    box = (
+        '<label class="filter">Filter <input type="search" autocomplete="off" spellcheck="false"></label>'
+        '<span class="count" role="status"></span>'
+        if table.filterable
+        else ""
+    )
+    name = html.escape(table.caption or "table")
+    return (
+        f'<div class="table">{box}<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{caption}'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{_key(rows, table.row_marks)}</div>"
+    )
+
+
+def _is_numeric(cells: Sequence[Cell]) -> bool:
+    there = [cell for cell in cells if cell.text]
+    return bool(there) and all(isinstance(cell.value, int | float) for cell in there)
+
+
+def _head(column: str | Column, numeric: bool) -> str:
+    shown = Column(column) if isinstance(column, str) else column
+    title = f' title="{html.escape(shown.meaning)}"' if shown.meaning else ""
+    kind = ' class="number"' if numeric else ""
+    button = f'<button type="button"{title}>{html.escape(shown.name)}</button>'
+    return f'<th scope="col" aria-sort="none"{kind}>{button}</th>'
+
+
+def _row(cells: Sequence[Cell], numeric: Sequence[bool], mark: Mark | None) -> str:
+    first = f"{_mark(mark)} " if mark else ""
+    tone = f' class="marked {html.escape(mark.tone)}"' if mark else ""
+    firsts = [first, *[""] * len(cells)]
+    return f"<tr{tone}>{''.join(map(_cell, cells, numeric, firsts))}</tr>"
+
+
+def _cell(cell: Cell, numeric: bool, before: str) -> str:
+    kinds = ["number"] if numeric else ["long"] if len(cell.text) > 40 else []
+    kinds += [cell.mark.tone] if cell.mark else []
+    kind = f' class="{html.escape(" ".join(kinds))}"' if kinds else ""
+    mark = f" {_mark(cell.mark)}" if cell.mark else ""
+    shown = _inline(cell.text) or "\N{EN DASH}"
+    return f'<td{kind} data-value="{html.escape(_sorted_by(cell))}">{before}{shown}{mark}</td>'
+
+
+def _sorted_by(cell: Cell) -> str:
+    """What the script sorts a cell by; nothing where the value is missing."""
+    value = cell.text if cell.value is None else cell.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return str(value)
+
+
+def _mark(mark: Mark) -> str:
+    label, symbol = html.escape(mark.label), html.escape(mark.symbol)
+    inside = f'<span aria-hidden="true">{symbol}</span><span class="unseen">{label}</span>'
+    return f'<span class="mark {html.escape(mark.tone)}" title="{label}">{inside}</span>'
+
+
+def _key(rows: Sequence[Sequence[Cell]], row_marks: Mapping[int, Mark]) -> str:
+    """What the marks of a table stand for."""
+    used = dict.fromkeys([*row_marks.values(), *(cell.mark for row in rows for cell in row if cell.mark)])
+    items = "".join(
+        f'<li><span class="mark {html.escape(mark.tone)}" aria-hidden="true">{html.escape(mark.symbol)}</span> '
+        f"{html.escape(mark.label)}</li>"
+        for mark in used
+    )
+    return f'<ul class="key">{items}</ul>' if items else ""

@@ -1,0 +1,289 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import altair as alt
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safa.analysis import METRICS, Metrics
+from safa.analysis.client_map import State, client_map, lag, turnaround_s
+from safa.records import Ids, RoundRecord, Rule, Verdict
+from safa.report import figures
+from safa.report.figures import Axis
+from safa.report.page import Block, Cell, Fact, Facts, Figure, Section, Table, Words, render
+from safa.report.words import number, protocol_name, time_unit, value_of
+from safa.runs import Run
+from safa.settings import Settings
+
+__all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
+
+MAP_CLIENTS, MAP_ROUNDS = 500, 200
+"""How many clients and rounds the map shows at most."""
+_POINTS, _BARS, _GROUPS = 1000, 500, 100
+_ROUND = Axis("round", "round", "~d", whole=True)
+
+
+def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
+    """The page of a run, finished or not. `speeds` orders the clients, the fastest first.
+
+    Without speeds, clients are ordered by the time that their updates took, as the records show it.
+    """
+    settings = run.settings
+    title = f"{protocol_name(settings.protocol)} on {settings.task}"
+    return render(title, _lead(settings), run_sections(run, speeds))
+
+
+def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
+    """The sections of a run's page, for pages that hold more than that."""
+    seen = _Seen.of(run.records())
+    state = _state(run, len(seen.rows))
+    if not seen.rows:
+        return [Section("Summary", [Words(state)]), _settings(run.settings)]
+    order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
+    return [
+        Section("Summary", [Words(state), Facts(_facts(run.settings, run.summary or seen.metrics.values()))]),
+        Section("Learning", _learning(seen.rows, run.settings.train)),
+        Section("Clients and rounds", [_map(run, order, by)]),
+        Section("Rounds", [_lengths(seen.rows)]),
+        Section("Versions", _versions(seen)),
+        Section("Contributions", [_contributions(seen.metrics.merged, order, by)]),
+        _settings(run.settings),
+    ]
+
+
+def _lead(settings: Settings) -> str:
+    """What was run, in two sentences."""
+    endless = settings.round_limit_s == float("inf")
+    limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
+    values = [f"C = {settings.fraction:g}", f"crash rate {settings.crash_rate:g}"]
+    values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
+    return (
+        f"{protocol_name(settings.protocol)} on {settings.task}: {settings.clients:,} clients, "
+        f"{settings.rounds:,} rounds {limit}, {', '.join(values)}, {settings.clock} clock, seed {settings.seed}. "
+        f"For one update a client makes {settings.epochs} passes over its data, about {settings.mean_size:,.0f} "
+        f"samples, in mini-batches of {settings.batch_size}, with a learning rate of {settings.lr:g}."
+    ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+
+
+def _state(run: Run, rounds: int) -> str:
+    """Whether the run is finished and whether a model was trained."""
+    words = "The run came to its end."
+    if run.summary is None:
+        words = f"This run has not come to its end: {rounds} of {run.settings.rounds} rounds are there. "
+        words += "The figures are those of these rounds." if rounds else "There is nothing to show yet."
+    return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
+
+
+@dataclass
+class _Seen:
+    """What one pass over the records leaves: small, however many clients there are."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    lags: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    own: bool = False
+    """Whether clients train their own models, so that there are no versions to speak of."""
+
+    @classmethod
+    def of(cls, records: Iterator[RoundRecord]) -> _Seen:
+        seen = cls()
+        for record in records:
+            seen.metrics.add(record)
+            taken = record.verdict != Verdict.REFUSED
+            lags = np.bincount(lag(record)[taken])
+            seen.lags = np.pad(seen.lags, (0, max(0, len(lags) - len(seen.lags))))
+            seen.lags[: len(lags)] += lags
+            seen.rows.append(_row(record, record.base[taken]))
+            seen.own = record.rule is Rule.OWN
+        return seen
+
+
+def _row(record: RoundRecord, bases: Ids) -> dict[str, Any]:
+    """A round as a row of the charts' tables."""
+    low, middle, high = np.percentile(bases, [0, 50, 100]).tolist() if len(bases) else (None, None, None)
+    return {
+        "round": record.round, "closed_s": record.closed_s, "length_s": round(record.length_s, 3),
+        "t_dist_s": round(record.distribution_s, 3), "ended by": str(record.ended_by), "version": record.version,
+        "low": low, "middle": middle, "high": high, "loss": record.loss, "accuracy": record.accuracy,
+    }  # fmt: skip
+
+
+def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most about a thousand rows, evenly spread."""
+    return list(rows[:: -(-len(rows) // _POINTS)]) if rows else []
+
+
+def _facts(settings: Settings, values: dict[str, Any]) -> list[Fact]:
+    """The metrics; what the paper's tables print differently is of interest under its own clock only."""
+    return [
+        Fact(name, value_of(name, value), METRICS.get(name, ""))
+        for name, value in values.items()
+        if value is not None and (settings.clock == "paper" or not name.endswith("_as_printed"))
+    ]
+
+
+def _learning(rows: Sequence[dict[str, Any]], trained: bool) -> list[Block]:
+    scored = [row for row in rows if row["loss"] is not None and np.isfinite(row["loss"])]
+    if not scored:
+        reason = "No model has been evaluated yet" if trained else "No model was trained"
+        return [Words(f"{reason}, so there is no loss and no accuracy to show.")]
+    size, unit = time_unit(scored[-1]["closed_s"])
+    points = [row | {"time": row["closed_s"] / size} for row in _thinned(scored)]
+    time = Axis("time", f"virtual time, {unit}", ".4~r")
+    blocks: list[Block] = []
+    for what in ("accuracy", "loss"):
+        first, last = scored[0][what], scored[-1][what]
+        for x, over in ((_ROUND, "rounds"), (time, "virtual time")):
+            also = [time if x is _ROUND else _ROUND]
+            chart = figures.lines(points, x, Axis(what, what, ".4~r"), also=also, height=210)
+            said = f"{what.capitalize()} of the global model on the test set over {over}."
+            ends = f"It goes from {first:.3g} to {last:.3g}."
+            blocks.append(Figure(chart, f"{what.capitalize()} over {over}", said, f"{said} {ends}", wide=False))
+    return blocks
+
+
+def _fastest_first(run: Run, speeds: ArrayLike | None, clients: int) -> tuple[Ids, str]:
+    """The clients in order of speed, and by what they were ordered."""
+    if speeds is not None:
+        given = np.asarray(speeds, dtype=np.float64)[:clients]
+        slow = np.full(clients - len(given), -np.inf)
+        return np.argsort(-np.concatenate([given, slow]), kind="stable"), "speed"
+    took_s = turnaround_s(run.records())[:clients]
+    took_s = np.concatenate([took_s, np.full(clients - len(took_s), np.nan)])
+    return np.argsort(np.where(np.isnan(took_s), np.inf, took_s), kind="stable"), "the time their updates took"
+
+
+def _spread(items: Ids, most: int) -> Ids:
+    """At most that many items, evenly spread."""
+    if len(items) <= most:
+        return items
+    return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
+
+
+def _map(run: Run, order: Ids, by: str) -> Figure:
+    cells = client_map(run.records(), _spread(order, MAP_CLIENTS))
+    every = -(-len(cells.rounds) // MAP_ROUNDS)
+    shown = cells.rows(np.arange(0, len(cells.rounds), every))
+    rounds, clients = shown.state.shape
+    caption = f"A row is a client, a column a round; the clients stand by {by}, the fastest on top."
+    if shown.deprecated.any():
+        caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
+    if clients < len(order):
+        caption += f" Shown are {clients:,} of {len(order):,} clients, evenly spread over that order."
+    if every > 1:
+        caption += f" Shown is one round in {every}."
+    counts = np.bincount(shown.state.ravel(), minlength=len(State))
+    parts = ", ".join(f"{figures.STATES[State(place)][0]} {count:,}" for place, count in enumerate(counts) if count)
+    over = int(shown.deprecated.sum())
+    said = f"Map of {clients:,} clients by {rounds:,} rounds. Cells: {parts}; starting over {over:,}."
+    chart = figures.client_map(shown, [str(client) for client in shown.clients], ("fastest", "slowest"))
+    return Figure(chart, "Who did what, round by round", caption, said, canvas=True)
+
+
+def _lengths(rows: Sequence[dict[str, Any]]) -> Figure:
+    points = [
+        {"round": row["round"], "what": what, "seconds": row[name], "ended by": row["ended by"]}
+        for row in _thinned(rows)
+        for what, name in (("length of the round", "length_s"), ("T_dist", "t_dist_s"))
+    ]
+    seconds = Axis("seconds", "seconds", ",.3~f", zero=True)
+    chart = figures.lines(points, _ROUND, seconds, series="what", also=[Axis("ended by", "ended by", "")])
+    reasons = [row["ended by"] for row in rows]
+    ended = ", ".join(f"{reasons.count(reason):,} by {reason}" for reason in dict.fromkeys(reasons))
+    caption = (
+        "Length of the rounds (Eq. 17), and T_dist (Eq. 19), how long the server's link is busy with sending. "
+        f"Rounds ended: {ended}."
+    )
+    longest = max(row["length_s"] for row in rows)
+    return Figure(chart, "Length of the rounds", caption, f"{caption} The longest lasts {longest:,.0f} s.")
+
+
+def _versions(seen: _Seen) -> list[Block]:
+    if seen.own:
+        return [Words("In fully local training no versions are exchanged before the last round.")]
+    total = int(seen.lags.sum())
+    fresh = f"{number(float(100 * seen.lags[0] / total))}% were trained from the latest version." if total else ""
+    over = (
+        "The global version after each round, and the versions that its updates were trained from: median, and "
+        "lowest to highest."
+    )
+    behind = f"Updates that came in and were kept, by how many versions they lag behind. {fresh}"
+    return [
+        Figure(_version_chart(seen.rows), "Versions over the rounds", over, over, wide=False),
+        Figure(_lag_chart(seen.lags), "How far behind updates are", behind, behind, wide=False),
+    ]
+
+
+def _version_chart(rows: Sequence[dict[str, Any]]) -> alt.LayerChart:
+    points = []
+    for row in _thinned(rows):
+        made = row["version"]
+        points.append({"round": row["round"], "what": "global", "version": made, "low": made, "high": made})
+        if row["middle"] is not None:
+            points.append(row | {"what": "trained from", "version": row["middle"]})
+    names = ("round", "what", "version", "low", "high")
+    return figures.lines(
+        [{name: point[name] for name in names} for point in points],
+        _ROUND,
+        Axis("version", "version", ",~d", whole=True),
+        series="what",
+        band=("low", "high"),
+        also=[Axis("low", "lowest", ",~d"), Axis("high", "highest", ",~d")],
+        height=210,
+    )
+
+
+def _lag_chart(lags: NDArray[np.int64]) -> alt.Chart:
+    """Updates by lag, in at most forty bars."""
+    wide = max(1, -(-len(lags) // 40))
+    rows = [
+        {
+            "lag": start,
+            "lags": f"{start}" if wide == 1 else f"{start} to {start + wide - 1}",
+            "updates": int(lags[start : start + wide].sum()),
+        }
+        for start in range(0, max(1, len(lags)), wide)
+    ]
+    x, y = Axis("lag", "versions behind", "~d", whole=True), Axis("updates", "updates", ",~d", whole=True)
+    return figures.bars(rows, x, y, also=[Axis("lags", "lag", "")], height=210)
+
+
+def _contributions(merged: NDArray[np.int64], order: Ids, by: str) -> Figure:
+    """Updates merged per client, the fastest on the left; clients are taken together where there are too many."""
+    single = len(order) <= _BARS
+    groups = np.array_split(order, len(order) if single else _GROUPS)
+    starts = np.cumsum([1, *map(len, groups)]).tolist()
+    rows = [
+        {
+            "place": place,
+            "client": str(group[0]) if single else f"{len(group):,} clients from place {starts[place - 1]:,}",
+            "merged": round(float(merged[group].mean()), 2),
+        }
+        for place, group in enumerate(groups, 1)
+    ]
+    x = Axis("place", f"{'clients' if single else 'groups of clients'} by {by}, fastest first", "~d", whole=True)
+    y = Axis("merged", "updates merged" if single else "updates merged, mean", ".3~r")
+    chart = figures.bars(rows, x, y, also=[Axis("client", "client", "")], colour="#009e73")
+    never = int(np.count_nonzero(merged == 0))
+    said = f"Updates of each client that reached the global model; {never:,} of {len(merged):,} never reached it."
+    if not single:
+        said += f" The clients are taken together in {len(groups)} groups of like speed."
+    return Figure(chart, "Updates merged per client", said, said)
+
+
+def _settings(settings: Settings) -> Section:
+    """All settings, with what the command line says about each."""
+    meanings = {item.name: item.metadata.get("help", "") for item in fields(Settings)}
+    rows: list[list[str | Cell]] = [
+        [name, Cell(number(value), value if isinstance(value, int | float) else None), meanings.get(name, "")]
+        for name, value in settings.values().items()
+        if value is not None
+    ]
+    words = "Everything needed to run it again is in `config.toml`: `safa run --config config.toml`."
+    table = Table(["setting", "value", "meaning"], rows, caption="All settings of the run")
+    return Section("Settings", [Words(words), table])

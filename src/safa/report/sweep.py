@@ -1,0 +1,246 @@
+"""The page of a sweep: many runs side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safa.analysis import METRICS
+from safa.errors import SafaError
+from safa.report import figures
+from safa.report.figures import Axis
+from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
+from safa.report.words import TITLES, number, value_of
+
+__all__ = ["read_table", "sweep_page", "sweep_sections"]
+
+Row = Mapping[str, Any]
+
+_CURVES = ("round_length_s", "last_accuracy", "best_accuracy", "sync_ratio", "effective_update_ratio", "futility",
+           "starved")  # fmt: skip
+_COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
+            "starved", "fairness", "best_accuracy", "last_accuracy")  # fmt: skip
+_MEASURED = ("client_accuracy_", "wall_time_s")
+_SERIES = 8
+"""How many curves one chart holds."""
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `results.csv`, numbers as numbers; a last row that was cut off does not count."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise SafaError(f"cannot read {path}") from None
+    whole = text[: text.rfind("\n") + 1]
+    names, *rows = list(csv.reader(io.StringIO(whole))) or [[]]
+    return [dict(zip(names, map(_parsed, row), strict=True)) for row in rows if len(row) == len(names)]
+
+
+def _parsed(text: str) -> Any:
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:
+    """The page of a sweep, from the rows of its table; title and lead are made of what was varied, unless given."""
+    if not rows:
+        raise SafaError("the sweep has no finished run yet, so there is nothing to report")
+    plan = _Plan.of(rows)
+    tasks = ", ".join(str(task) for task in _distinct(rows, "task"))
+    words = f"{len(rows):,} {'run' if len(rows) == 1 else 'runs'} on {tasks}. {plan.words}"
+    return render(title or f"Sweep on {tasks}", lead or words, sweep_sections(rows))
+
+
+def sweep_sections(rows: Sequence[Row]) -> list[Section]:
+    """The sections of a sweep's page, for pages that hold more than that."""
+    plan = _Plan.of(rows)
+    best, words = _best(rows, plan)
+    return [
+        Section("Overview", [Words(words), Facts(_fixed(rows))]),
+        Section("Curves" if plan.x else "Comparison", _charts(rows, plan)),
+        Section("All runs", [_table(rows, plan, best)]),
+    ]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was varied in a sweep, and how that is drawn."""
+
+    varied: dict[str, list[Any]]
+    """The settings that were varied, with their values."""
+    x: str | None
+    """The numerical setting along the axis."""
+    series: tuple[str, ...]
+    """The settings that tell the curves apart; the others are averaged over."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Plan:
+        settings = [name for name in rows[0] if name not in METRICS and not name.startswith(_MEASURED)]
+        settings.sort(key=lambda name: (name != "task", name != "protocol", name == "seed"))
+        values = {name: _distinct(rows, name) for name in settings}
+        varied = {name: several for name, several in values.items() if len(several) > 1 and not _is_tasks(rows, name)}
+        others = [name for name in varied if name != "seed"]
+        numeric = [name for name in others if all(_is_number(value) for value in varied[name])]
+        x = max(numeric, key=lambda name: len(varied[name]), default=None)
+        rest = sorted((name for name in others if name != x), key=lambda name: (name != "protocol", name != "task"))
+        while len(rest) > 1 and x and len({_key(row, rest) for row in rows}) > _SERIES:
+            rest.pop()
+        return cls(varied, x, tuple(rest) if rest or x else tuple(name for name in varied if name == "seed"))
+
+    @property
+    def words(self) -> str:
+        """What was varied, in a sentence."""
+        if not self.varied:
+            return "Nothing was varied."
+        parts = [f"{_title(name)} ({_list(values)})" for name, values in self.varied.items()]
+        rest = "comes with the task" if "task" in self.varied else "is the same in every run"
+        return f"Varied: {'; '.join(parts)}. Everything else {rest}."
+
+    @property
+    def averaged(self) -> list[str]:
+        """The settings that charts average over."""
+        return [name for name in self.varied if name != self.x and name not in self.series]
+
+
+def _distinct(rows: Sequence[Row], name: str) -> list[Any]:
+    return list(dict.fromkeys(row.get(name) for row in rows))
+
+
+def _is_tasks(rows: Sequence[Row], name: str) -> bool:
+    """Whether a setting differs only because every task brings its own."""
+    pairs = {(row.get("task"), row.get(name)) for row in rows}
+    return name != "task" and len(pairs) == len({task for task, _ in pairs}) > 1
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that has a place on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def _name(name: str) -> str:
+    """The title without its unit."""
+    return _title(name).split(",")[0]
+
+
+def _list(values: Sequence[Any]) -> str:
+    shown = [number(value) for value in values[:8]]
+    return ", ".join(shown) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
+
+
+def _key(row: Row, names: Sequence[str]) -> str:
+    """The name of a curve: the values that tell it apart."""
+    return ", ".join(
+        str(row[name]) if isinstance(row[name], str) else f"{_name(name)} {number(row[name])}" for name in names
+    )
+
+
+def _fixed(rows: Sequence[Row]) -> list[Fact]:
+    """The settings that matter most and are the same in all runs."""
+    wanted = ("protocol", "clients", "rounds", "fraction", "lag_tolerance", "crash_rate", "clock", "seed")
+    same = [name for name in wanted if name in rows[0] and len(_distinct(rows, name)) == 1]
+    return [Fact(_title(name), number(rows[0][name])) for name in same]
+
+
+def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    return [name for name in names if any(_is_number(row.get(name)) for row in rows)]
+
+
+def _means(rows: Sequence[Row], metric: str, plan: _Plan) -> list[dict[str, Any]]:
+    """The metric by x and series: mean, lowest and highest over the runs that differ in something else."""
+    groups: dict[tuple[Any, str], list[float]] = {}
+    for row in rows:
+        if _is_number(row.get(metric)):
+            groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row[metric])
+    return [
+        {"x": x, "series": series, "mean": sum(values) / len(values), "lowest": min(values), "highest": max(values)}
+        for (x, series), values in groups.items()
+    ]
+
+
+def _charts(rows: Sequence[Row], plan: _Plan) -> list[Block]:
+    if not plan.varied:
+        return [Words("There is one setting only, so there is nothing to compare.")]
+    kinds = {name: "seeds" if name == "seed" else f"values of {_title(name)}" for name in plan.averaged}
+    over = " and ".join(f"{len(plan.varied[name])} {kind}" for name, kind in kinds.items())
+    how = f"Mean over {over}; the band spans lowest to highest." if over else ""
+    blocks: list[Block] = [Words(how)] if how else []
+    return blocks + [_chart(rows, metric, plan) for metric in _measured(rows, _CURVES)]
+
+
+def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
+    points = sorted(_means(rows, metric, plan), key=lambda point: point["x"] or 0)
+    band = ("lowest", "highest") if plan.averaged else None
+    nothing = all(point["highest"] == point["lowest"] == 0 for point in points)
+    domain = (0.0, 1.0) if nothing else None
+    y = Axis("mean", _title(metric), ",.3~r", zero="accuracy" not in metric, domain=domain)
+    if plan.x:
+        values = plan.varied[plan.x]
+        x = Axis("x", _title(plan.x), ticks=values if len(values) <= 8 else None)
+        chart = figures.lines(points, x, y, series="series", band=band, points=True, height=220)
+    else:
+        chart = figures.dots(points, "series", y, band)
+    name = _name(metric) + (f" by {_name(plan.x)}" if plan.x else "")
+    low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
+    said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
+    return Figure(chart, _capital(name), _capital(METRICS.get(metric, metric)) + ".", said, wide=False)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
+    """The rows of the best setting of every task, and a sentence that says by what it is the best."""
+    metric, word, sign = "last_accuracy", "highest accuracy of the last model", -1
+    if not _measured(rows, [metric]):
+        metric, word, sign = "round_length_s", "shortest rounds", 1
+    places: set[int] = set()
+    said = []
+    for task in _distinct(rows, "task"):
+        means = _settings_of(rows, task, metric, plan)
+        if len(means) > 1:
+            best, (mean, its) = min(means.items(), key=lambda item: sign * item[1][0])
+            places |= set(its)
+            said.append(f"{best}, with {value_of(metric, mean)}{f' on {task}' if 'task' in plan.varied else ''}")
+    if not said:
+        return set(), "There is one setting only, the seed aside, so none is marked as the best."
+    over = " (mean over the seeds)" if "seed" in plan.varied else ""
+    return places, f"The best setting is the one with the {word}{over}: {'; '.join(said)}. It is marked in the table."
+
+
+def _settings_of(rows: Sequence[Row], task: Any, metric: str, plan: _Plan) -> dict[str, tuple[float, list[int]]]:
+    """For every setting that was tried on a task: the mean of the metric, and the places of its rows."""
+    names = [name for name in plan.varied if name not in ("seed", "task")]
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        if row.get("task") == task and _is_number(row.get(metric)):
+            groups.setdefault(_key(row, names), []).append(place)
+    return {key: (sum(rows[place][metric] for place in its) / len(its), its) for key, its in groups.items()}
+
+
+def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
+    settings = list(plan.varied) or ["protocol", "seed"]
+    metrics = _measured(rows, _COLUMNS)
+    columns = [Column(_title(name), METRICS.get(name, "")) for name in (*settings, *metrics)]
+    cells = [[_cell(row.get(name)) for name in (*settings, *metrics)] for row in rows]
+    caption = "One row is one run. Click a heading to sort; the box filters rows by words."
+    return Table(columns, cells, caption=caption, row_marks=dict.fromkeys(sorted(best), BEST))
+
+
+def _cell(value: Any) -> Cell:
+    return Cell(number(value), value if isinstance(value, int | float) else None)

@@ -1,0 +1,74 @@
+"""How numbers, settings and metrics are written for a reader."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["TITLES", "number", "protocol_name", "time_unit", "value_of"]
+
+_NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
+          "fedbuff": "FedBuff"}  # fmt: skip
+
+TITLES: dict[str, str] = {
+    "round_length_s": "round length, s",
+    "t_dist_s": "T_dist, s",
+    "virtual_time_s": "virtual time, s",
+    "sync_ratio": "SR",
+    "effective_update_ratio": "EUR",
+    "version_variance": "VV",
+    "futility": "futility",
+    "starved": "starved",
+    "fairness": "fairness",
+    "best_accuracy": "best accuracy",
+    "last_accuracy": "last accuracy",
+    "best_loss": "best loss",
+    "last_loss": "last loss",
+    "fraction": "C",
+    "lag_tolerance": "tau",
+    "crash_rate": "crash rate",
+    "round_limit_s": "T_lim, s",
+    "detection_delay_s": "detection delay, s",
+}
+"""Short titles for axes and columns; a name that is not here is its own title, with spaces."""
+
+
+def protocol_name(protocol: str) -> str:
+    """A protocol as it is written in a sentence."""
+    return _NAMES.get(protocol, protocol)
+
+
+def number(value: Any) -> str:
+    """A value in a table: numbers short, nothing for what is not there."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if math.isinf(value):
+        return "unlimited" if value > 0 else "-inf"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def value_of(name: str, value: Any) -> str:
+    """The value of a metric or setting with its unit."""
+    text = number(value)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return text or "none"
+    if name.startswith("bytes_"):
+        size, unit = next(pair for pair in _BYTES if value >= pair[0])
+        return f"{value / (size or 1):.4g} {unit}"
+    if not name.endswith(("_s", "_s_as_printed")):
+        return text
+    return f"{text} s ({value / 3600:.3g} h)" if value >= 7200 else f"{text} s"
+
+
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (0.0, "bytes"))
+_TIMES = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """The unit of an axis of time that reaches that far: its length in seconds and its name."""
+    size, name = next(pair for pair in _TIMES if longest_s >= 3 * pair[0])
+    return size or 1.0, name

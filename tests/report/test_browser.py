@@ -1,0 +1,261 @@
+"""The pages in a real browser: nothing is asked from outside, and everything answers to mouse and keyboard."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+
+from safa.paper.bias import bias_report
+from safa.paper.collect import Results, collect
+from safa.paper.grid import job
+from safa.paper.reproduction import write_reproduction
+from safa.report import run_page, sweep_page
+from safa.report.page import OUTSIDE, Cell, Section, Table, render
+from tests.report.making import learnt, simulated
+from tests.report.test_pages import sweep
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    rows = sweep(folder, ["boston"], protocol=["safa", "fedavg"], crash_rate=[0.1, 0.3], seed=[0, 1])
+    cells: list[list[str | Cell]] = [
+        ["b", Cell("10", 10)],
+        ["a", Cell("9", 9.0, OUTSIDE)],
+        ["c", Cell("")],
+        ["a2", Cell("9.0", 9)],
+        ["a10", Cell("no", -1)],
+    ]
+    pages = {
+        "run": run_page(learnt(simulated(rounds=20, lag_tolerance=2))),
+        "wide": run_page(simulated("kdd99", rounds=100)),
+        "sweep": sweep_page(rows),
+        "table": render(
+            "A table", "To be sorted.", [Section("Table", [Table(["name", "n"], cells, caption="Some rows")])]
+        ),
+    }
+    for name, page in pages.items():
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages} | {"reproduction": reproduced(folder / "reproduction")}
+
+
+def reproduced(folder: Path) -> Path:
+    """The page of a reproduction that has only just begun."""
+    folder.mkdir()
+    jobs = [
+        job("as printed", "boston", protocol, crash_rate=0.3, fraction=fraction, seed=0, train=False)
+        for protocol in ("safa", "fedavg")
+        for fraction in (0.1, 0.5)
+    ]
+    list(collect(jobs, Results(folder / "results.jsonl")))
+    return write_reproduction(folder, bias=[bias_report(0.3, 0.3, 0.5, 0.3, rounds=4, clients=60, repetitions=100)])
+
+
+@pytest.fixture
+def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
+    """Opens a page, waits until it is drawn, and holds it to silence: no error, no warning, no request."""
+    contexts = []
+    heard: list[str] = []
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.abort()
+
+    def open_one(name: str, *, width: int = 1280, scheme: str = "light") -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.route(lambda url: not url.startswith("file:"), refuse)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda problem: heard.append(str(problem)))
+        page.goto(files[name].as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert heard == []
+    assert {url for url in asked if not url.startswith("data:")} <= {path.as_uri() for path in files.values()}
+
+
+def draw_all(page: Page) -> None:
+    """Scroll through the page until every chart is drawn."""
+    for place in range(page.locator(".chart").count()):
+        page.locator(".chart").nth(place).evaluate("box => box.scrollIntoView()")
+        page.wait_for_function("place => document.querySelectorAll('.chart')[place].dataset.drawn", arg=place)
+
+
+def column(page: Page, place: int = 1) -> list[str]:
+    """The texts of a column, top to bottom, of the rows that are shown."""
+    cells = page.locator(f"tbody tr:not([hidden]) td:nth-child({place})").all_inner_texts()
+    return [re.sub(r"[▲★\s].*", "", cell) or cell for cell in cells]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["run", "sweep", "reproduction"])
+def test_a_page_is_drawn_whole(open_page: Open, name: str, width: int, scheme: str) -> None:
+    page = open_page(name, width=width, scheme=scheme)
+    draw_all(page)
+    looks = set(page.locator(".chart").evaluate_all("boxes => boxes.map(box => box.dataset.drawn)"))
+    assert looks == {scheme + (" narrow" if width == 390 else "")}
+    widths = page.locator(".chart svg, .chart canvas").evaluate_all("all => all.map(one => one.clientWidth)")
+    assert len(widths) == page.locator(".chart").count()
+    assert min(widths) > 300
+    assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out
+    sizes = page.locator(".chart").evaluate_all("boxes => boxes.map(box => [box.scrollWidth, box.clientWidth])")
+    assert all(inside <= room for inside, room in sizes)
+
+
+def test_only_charts_near_the_window_are_drawn_at_first(open_page: Open) -> None:
+    page = open_page("run")
+    assert 0 < page.locator(".chart[data-drawn]").count() < page.locator(".chart").count()
+
+
+def test_a_page_follows_the_colour_scheme(open_page: Open) -> None:
+    page = open_page("run", scheme="light")
+    chart = page.locator(".chart").first
+    assert chart.locator("svg path[stroke='#0072b2']").count() > 0
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector(".chart[data-drawn=dark]")
+    assert chart.locator("svg path[stroke='#4fa9e3']").count() > 0
+    assert chart.locator("svg path[stroke='#0072b2']").count() == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
+
+
+@pytest.mark.parametrize("name", ["run", "wide"])
+def test_the_map_answers_to_the_mouse(open_page: Open, name: str) -> None:
+    page = open_page(name)
+    chart = page.locator(".chart[data-renderer=canvas]")
+    chart.evaluate("box => box.scrollIntoView()")
+    page.wait_for_selector(".chart[data-renderer=canvas][data-drawn] canvas")
+    canvas = chart.locator("canvas")
+    size = canvas.bounding_box()
+    assert size is not None
+    for place in range(40):  # over cells until one is met whose update came in
+        page.mouse.move(size["x"] + 100 + 20 * place, size["y"] + 120)
+        told = page.locator("#tip").inner_text()
+        if re.search(r"arrived\s+[\d,.]+ s", told):
+            break
+    assert re.search(
+        r"client\s+\d+\s+round\s+\d+\s+what happened\s+(picked|undrafted)\s+base version\s+\d+\s+arrived", told
+    )
+    page.mouse.move(size["x"] + size["width"] / 2, size["y"] - 30)
+    page.wait_for_selector("#tip", state="hidden")
+
+
+def test_a_curve_answers_to_the_mouse(open_page: Open) -> None:
+    page = open_page("run")
+    point = page.locator(".chart").first.locator("svg .mark-symbol path").nth(5)
+    point.hover(force=True)
+    assert re.search(r"round\s+6\s+accuracy\s+0\.9", page.locator("#tip").inner_text())
+
+
+def test_a_chart_can_be_saved(open_page: Open) -> None:
+    page = open_page("run")
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.locator("figure").first.get_by_role("button", name=f"as {kind}").click()
+        assert download.value.suggested_filename == f"accuracy-over-rounds.{kind.lower()}"
+
+
+def test_a_table_sorts_by_mouse(open_page: Open) -> None:
+    page = open_page("table")
+    head = page.get_by_role("columnheader", name="n", exact=True)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(page) == ["a10", "a", "a2", "b", "c"]  # by number, ties as they were, what is missing last
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert column(page) == ["b", "a", "a2", "a10", "c"]
+
+
+def test_the_tables_of_a_reproduction_sort_and_filter(open_page: Open) -> None:
+    page = open_page("reproduction")
+    box = page.locator(".table", has_text="Table IV:")
+    box.get_by_role("button", name="deviation").click()
+    deviations = box.locator("tbody td:last-child").all_inner_texts()
+    shares = [float(text.split("%")[0]) for text in deviations]
+    assert shares == sorted(shares)
+    box.get_by_label("Filter").fill("FedAvg")
+    assert box.locator("tbody tr:not([hidden])").count() == 2
+
+
+def test_a_table_sorts_and_filters_by_keyboard(open_page: Open) -> None:
+    page = open_page("table")
+    page.get_by_role("button", name="name").focus()
+    page.keyboard.press("Enter")
+    assert column(page) == ["a", "a2", "a10", "b", "c"]  # numbers inside of names count as numbers
+    page.keyboard.press("Space")
+    assert column(page) == ["c", "b", "a10", "a2", "a"]
+    page.get_by_label("Filter").focus()
+    page.keyboard.type("A1")
+    assert column(page) == ["a10"]
+    assert page.get_by_role("status").inner_text() == "1 of 5 rows"
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    assert len(column(page)) == 5
+
+
+def test_the_first_key_leads_to_the_content(open_page: Open) -> None:
+    page = open_page("run")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_a_page_has_landmarks_and_words_for_its_charts(open_page: Open) -> None:
+    page = open_page("run")
+    for role in ("banner", "main", "navigation", "contentinfo"):
+        assert page.get_by_role(role).count() == 1
+    assert page.locator("html").get_attribute("lang") == "en"
+    names = page.locator(".chart").evaluate_all("boxes => boxes.map(box => box.getAttribute('aria-label'))")
+    assert all(len(name) > 30 for name in names)
+
+
+def test_paper_is_light_and_has_every_chart(open_page: Open) -> None:
+    page = open_page("sweep", scheme="dark")
+    page.emulate_media(media="print")
+    page.wait_for_selector("html[data-printable]", state="attached")
+    assert page.locator(".chart[data-drawn=paper]").count() == page.locator(".chart").count()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for gone in (".filter", ".save", ".skip"):
+        assert not page.locator(gone).first.is_visible()
+    page.emulate_media(media="screen")
+    page.wait_for_selector(".chart[data-drawn=dark]")
+
+
+def test_a_page_prints_with_all_its_charts_at_once(open_page: Open) -> None:
+    """The browser takes the picture right after it said that it will print: by then, the charts have to be there."""
+    page = open_page("run")
+    drawn = "document.querySelectorAll('.chart[data-drawn=paper]').length"
+    page.evaluate(f"addEventListener('afterprint', () => {{ window.printed = {drawn} }})")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    assert page.evaluate("window.printed") == page.locator(".chart").count()

@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format bench reproduction clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -35,6 +35,14 @@ format: $(READY) ## put the code into the house style
 bench: $(READY) ## how fast it is: simulation by size of the fleet, training by trainer
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/learning.py --runs
+
+REPRODUCTION := runs/reproduction
+reproduction: $(READY) ## Tasks 1 and 3 of the paper (half an hour), then docs/reproduction.md of all that is in runs/reproduction
+	$(BIN)/safa reproduce --task boston,kdd99 --out $(REPRODUCTION)
+	$(BIN)/safa reproduce --task mnist --what timing,lag --out $(REPRODUCTION)
+	mkdir -p docs/reproduction/tables && cp $(REPRODUCTION)/tables/*.csv docs/reproduction/tables/
+	mkdir -p docs/reproduction/figures && cp $(REPRODUCTION)/figures/*.svg docs/reproduction/figures/
+	sed 's#](figures/#](reproduction/figures/#' $(REPRODUCTION)/reproduction.md > docs/reproduction.md
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from safa.tasks.problem import Problem
 
-__all__ = ["CLIENT_METRICS", "Experiment", "play", "simulate", "take_up"]
+__all__ = ["CLIENT_METRICS", "Experiment", "find_device", "play", "simulate", "take_up"]
 
 CLIENT_METRICS: dict[str, str] = {
     "client_accuracy_mean": "mean accuracy on the clients' own data",
@@ -154,7 +154,7 @@ class _Learning:
         from safa.tasks.partition import partition
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-        device = _device(settings.device)
+        device = find_device(settings.device)
         targets = problem.train[1].numpy()
         rng = stream(settings.seed, "partition")
         self._shards = partition(settings.partition, targets, sizes.astype(np.float64), rng)
@@ -201,7 +201,7 @@ class _Learning:
         return dict(zip(CLIENT_METRICS, values, strict=True))
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """Where to train, if that is to be had here."""
     import torch
 

@@ -6,11 +6,8 @@ import contextlib
 import csv
 import io
 import itertools
-import multiprocessing
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,9 @@ from safa.analysis import METRICS
 from safa.experiment import CLIENT_METRICS, Experiment
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
+from safa.workers import pool
 
-__all__ = ["columns", "combinations", "run_one", "run_sweep"]
+__all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
 
 
 def combinations(
@@ -46,14 +44,14 @@ def run_one(settings: Settings) -> dict[str, Any]:
     """Simulate one run and return its row: settings, metrics and how long it took."""
     start = time.perf_counter()
     experiment = Experiment(settings)
-    with _one_thread() if settings.train else contextlib.nullcontext():
+    with one_thread() if settings.train else contextlib.nullcontext():
         for _ in experiment.rounds():
             pass
     return settings.values() | experiment.summary() | {"wall_time_s": time.perf_counter() - start}
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """A run of a sweep takes one core, so that it comes out the same with any number of workers beside it."""
     import torch
 
@@ -86,16 +84,9 @@ def _rows(runs: Sequence[Settings], workers: int) -> Iterator[dict[str, Any]]:
     if workers == 1:
         yield from map(run_one, runs)
         return
-    # Workers are started afresh, because a process that has used torch cannot be forked safely. Ctrl-C is for this
-    # process to see; a worker finishes what it is at.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        try:
-            several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are handed out several at a time
-            yield from pool.map(run_one, runs, chunksize=1 if runs[0].train else several)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with pool(workers) as processes:
+        several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are handed out several at a time
+        yield from processes.map(run_one, runs, chunksize=1 if runs[0].train else several)
 
 
 def _csv_line(values: Sequence[Any]) -> bytes:

@@ -1,0 +1,150 @@
+"""Runs what the reproduction consists of, and keeps every result as soon as it is there.
+
+`results.jsonl` has one line per finished run. A run whose line is there is not run again, so that a reproduction which
+was stopped at any instant goes on where it was, and parts of it can be run on different machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from typing import Any
+
+from safa.experiment import Experiment
+from safa.paper.grid import Job, job, lag_job
+from safa.runs import plain
+from safa.sweep import one_thread
+from safa.workers import pool
+
+__all__ = ["HOLD", "Results", "collect", "device_name", "reached"]
+
+HOLD = 5
+"""An accuracy counts as reached by the first round from which on it was held for so many rounds."""
+
+
+class Results:
+    """The results that are there, by the key of their job."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, if there is one; a last line that was cut off is dropped from it."""
+        self._path = path
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        if path.is_file():
+            whole = path.read_bytes()
+            end = whole.rfind(b"\n") + 1
+            if end < len(whole):
+                os.truncate(path, end)
+            for line in whole[:end].splitlines():
+                row = json.loads(line)
+                self._rows[row.pop("key")] = row
+
+    def __contains__(self, asked: Job) -> bool:
+        return asked.key in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, asked: Job) -> dict[str, Any] | None:
+        """The result of a job, or None."""
+        return self._rows.get(asked.key)
+
+    def add(self, done: Job, row: dict[str, Any]) -> None:
+        """Keep a result: one line in one write."""
+        line = json.dumps({"key": done.key} | row, separators=(",", ":")) + "\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line.encode())
+        self._rows[done.key] = row
+        self._cells.clear()
+
+    def cell(self, accounting: str, task: str, protocol: str, **cell: Any) -> list[dict[str, Any]]:
+        """The results of a cell of the tables in all its worlds, seed by seed."""
+        key = (accounting, task, protocol, *cell.items())
+        return self._by_seed(key, lambda seed: job(accounting, task, protocol, seed=seed, **cell))
+
+    def lag(self, accounting: str, task: str, lag: int, **cell: Any) -> list[dict[str, Any]]:
+        """The results for a lag tolerance in all worlds, seed by seed."""
+        key = (accounting, task, lag, *cell.items())
+        return self._by_seed(key, lambda seed: lag_job(accounting, task, lag, seed=seed, **cell))
+
+    def _by_seed(self, key: tuple[Any, ...], of_seed: Callable[[int], Job]) -> list[dict[str, Any]]:
+        """Seed by seed, from 0 up to the first that is missing; what was asked for once is remembered."""
+        if key not in self._cells:
+            rows = (self.get(of_seed(seed)) for seed in itertools.count())
+            self._cells[key] = list(itertools.takewhile(lambda row: row is not None, rows))  # type: ignore[arg-type]
+        return self._cells[key]
+
+    def missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of the jobs that are still to be done."""
+        return [each for each in jobs if each not in self]
+
+
+def collect(jobs: Sequence[Job], results: Results, *, workers: int = 1) -> Iterator[Job]:
+    """Do the jobs that are missing, and yield each when its result is kept."""
+    missing = results.missing(jobs)
+    if workers == 1:
+        for each in missing:
+            results.add(each, _carry_out(each))
+            yield each
+        return
+    left = iter(missing)
+    with pool(workers) as processes:
+        # One more than there are workers: nobody waits for work, and little is under way when it is stopped.
+        at_work = {processes.submit(_carry_out, each): each for each in itertools.islice(left, workers + 1)}
+        while at_work:
+            for done in wait(at_work, return_when=FIRST_COMPLETED).done:
+                at_work |= {processes.submit(_carry_out, each): each for each in itertools.islice(left, 1)}
+                finished = at_work.pop(done)
+                results.add(finished, done.result())
+                yield finished
+
+
+def _carry_out(task: Job) -> dict[str, Any]:
+    """Do a job. A run that trains takes one core, so that it comes out the same with any number of workers."""
+    start = time.perf_counter()
+    with one_thread() if task.settings.train else contextlib.nullcontext():
+        experiment = Experiment(task.settings)
+        closed_s: list[float] = []
+        losses: list[float | None] = []
+        accuracies: list[float | None] = []
+        for record in experiment.rounds():
+            closed_s.append(record.closed_s)
+            losses.append(record.loss)
+            accuracies.append(record.accuracy)
+            if record.round == task.rounds:
+                summary = plain(experiment.summary())
+            if record.round >= task.rounds and (task.target is None or reached(accuracies, task.target) is not None):
+                break
+    row: dict[str, Any] = {"summary": summary}
+    if task.target is not None:
+        first = reached(accuracies, task.target)
+        row["target_s"] = None if first is None else closed_s[first]
+        row["target_round"] = None if first is None else first + 1
+    if task.traced:
+        row |= {"closed_s": closed_s, "loss": losses, "accuracy": accuracies}
+    return row | {"device": device_name(task.settings.device), "wall_time_s": time.perf_counter() - start}
+
+
+def reached(accuracies: Sequence[float | None], target: float) -> int | None:
+    """The place of the first round from which on the target was held for `HOLD` rounds."""
+    held = 0
+    for place, accuracy in enumerate(accuracies):
+        held = held + 1 if accuracy is not None and accuracy >= target else 0
+        if held == HOLD:
+            return place - HOLD + 1
+    return None
+
+
+def device_name(device: str) -> str:
+    """What a device is called by its maker."""
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return str(torch.cuda.get_device_name(device))

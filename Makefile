@@ -38,8 +38,8 @@ bench: $(READY) ## how fast it is: simulation by size of the fleet, training by 
 
 REPRODUCTION := runs/reproduction
 reproduction: $(READY) ## Tasks 1 and 3 of the paper (half an hour), then docs/reproduction.md of all that is in runs/reproduction
-	$(BIN)/safa reproduce --task boston,kdd99 --out $(REPRODUCTION)
-	$(BIN)/safa reproduce --task mnist --what timing,lag --out $(REPRODUCTION)
+	$(BIN)/safa reproduce --task boston,kdd99 --worlds 40 --out $(REPRODUCTION)
+	$(BIN)/safa reproduce --task mnist --what timing,lag --worlds 40 --out $(REPRODUCTION)
 	mkdir -p docs/reproduction/tables && cp $(REPRODUCTION)/tables/*.csv docs/reproduction/tables/
 	mkdir -p docs/reproduction/figures && cp $(REPRODUCTION)/figures/*.svg docs/reproduction/figures/
 	sed 's#](figures/#](reproduction/figures/#' $(REPRODUCTION)/reproduction.md > docs/reproduction.md

@@ -57,7 +57,8 @@ def test_run_prints_what_was_run_and_what_came_out(capsys: Capture) -> None:
 def test_a_run_that_trains_is_kept(capsys: Capture) -> None:
     for number in (1, 2):
         assert main(["run", "boston", "--rounds", "3"]) == 0
-        assert capsys.readouterr().out.endswith(f"Written to runs/boston-safa-{number}\n")
+        folder = f"runs/boston-safa-{number}"
+        assert f"Written to {folder}; safa report {folder} makes a page of it." in capsys.readouterr().out
         assert load_run(f"runs/boston-safa-{number}").model()["weight"].shape == (1, 12)
 
 
@@ -261,3 +262,51 @@ def test_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out.startswith("safa 0.")
+
+
+# -- pages and theory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_report_makes_a_page_of_a_run_and_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "boston", "--no-train", "--rounds", "5", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    values = ["--fraction", "0.3,0.5", "--rounds", "5", "--workers", "1"]
+    assert main(["sweep", "boston", "--no-train", *values, "--out", str(tmp_path / "sweep"), "--quiet"]) == 0
+    for name in ("run", "sweep"):
+        assert main(["report", str(tmp_path / name)]) == 0
+        page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        assert page.startswith("<!doctype html>")
+        assert "boston" in page
+        assert str(tmp_path / name / "report.html") in capsys.readouterr().out
+
+
+def test_report_of_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds neither a run" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_bias_prints_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--rounds", "4", "--clients", "60", "--repetitions", "100"]
+    assert main(["bias", "--fraction", "0.5", *size, "--out", str(tmp_path / "bias")]) == 0
+    told = capsys.readouterr().out
+    assert "case 2 of SAFA" in told
+    assert "as printed, no probability" in told
+    assert {path.name for path in (tmp_path / "bias").iterdir()} == {"bias.svg", "bias.png"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--crash-a", "1"], "crash_a must be at least 0 and below 1, not 1.0"),
+        (["--fraction", "2"], "fraction must be from 0 to 1, not 2.0"),
+        (["--repetitions", "3"], "repetitions must be at least"),
+    ],
+)
+def test_bias_refuses_nonsense(
+    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bias", *arguments, "--out", str(tmp_path / "bias")]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "bias").exists()

@@ -347,3 +347,53 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.
 
 def test_the_tasks_are_those_of_the_paper() -> None:
     assert {cell[0] for cell in printed()} == set(TASKS)
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def published() -> list[dict[str, str]]:
+    rows = []
+    for path in (DOCS / "reproduction" / "tables").glob("table-*.csv"):
+        with path.open(encoding="utf-8") as file:
+            rows += list(csv.DictReader(file))
+    return rows
+
+
+def test_the_published_tables_are_complete() -> None:
+    rows = published()
+    cells = {(row["task"], row["protocol"], row["metric"], float(row["crash_rate"]), float(row["fraction"]))
+             for row in rows}  # fmt: skip
+    assert cells == printed().keys()
+    worlds = {(row["task"], row["metric"] == "best_accuracy"): int(row["worlds"]) for row in rows}
+    assert worlds["boston", True] == worlds["kdd99", True] == 5
+    assert worlds["mnist", True] >= 1
+    assert min(count for (_, is_accuracy), count in worlds.items() if not is_accuracy) >= 40
+
+
+@pytest.mark.parametrize(
+    ("metrics", "share"),
+    [({"sync_ratio", "futility", "t_dist_s"}, 0.95), ({"round_length_s"}, 0.8), ({"best_accuracy"}, 0.9)],
+)
+def test_the_published_tables_meet_what_was_wanted(metrics: set[str], share: float) -> None:
+    """Counted from the figures themselves, by the rule that the page states."""
+    within = []
+    for row in published():
+        if row["metric"] in metrics:
+            mean, low, high, figure = (float(row[name]) for name in ("mean", "low", "high", "printed"))
+            metric = METRICS[row["metric"]]
+            allowed = metric.near * (figure if metric.relative else 1.0) + 0.5 * 10**-metric.digits
+            among = low - 0.5 * 10**-metric.digits <= figure <= high + 0.5 * 10**-metric.digits
+            within.append(abs(mean - figure) <= allowed or among)
+            assert (row["within"] == "yes") == within[-1], row
+    assert sum(within) / len(within) >= share
+
+
+def test_every_figure_of_the_page_is_there() -> None:
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    linked = {line.split("](")[1].rstrip(")") for line in page.splitlines() if line.startswith("![")}
+    assert {f"reproduction/figures/figure-{number}.svg" for number in range(3, 9)} <= linked
+    for path in linked:
+        assert (DOCS / path).is_file()

@@ -197,7 +197,6 @@ def _add_bias(commands: Any) -> None:
     ):
         bias.add_argument(flag, type=int, default=count, metavar="N", help=f"{meaning} (default: {count})")
     bias.add_argument("--out", metavar="DIR", help="where to put the plot (default: a new folder in runs/)")
-    bias.add_argument("--force", action="store_true", help="replace an output folder that already holds a plot")
     bias.set_defaults(command=_bias)
 
 
@@ -379,6 +378,8 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         find_device(arguments.device)
         for task in dict.fromkeys(job.settings.task for job in jobs if job.settings.train):
             find_task(task).load()  # data that cannot be had is missed now, not after hours
+    if arguments.device == "cpu" and any(job.settings.train and job.settings.task == "mnist" for job in jobs):
+        print("safa: training Task 2 (mnist) takes days without a GPU; see --device and --task", file=sys.stderr)
     folder = _reproduction_folder(Path(arguments.out))
     results = collect.Results(folder / reproduction.RESULTS)
     _collect(arguments, folder, results, jobs)
@@ -448,7 +449,7 @@ def _bias(arguments: argparse.Namespace) -> None:
     values = {name: getattr(arguments, name) for name in ("rounds", "clients", "repetitions", "seed")}
     setting = arguments.crash_a, arguments.crash_b, arguments.fraction, arguments.crash_rate
     report = bias_report(*setting, **values)
-    folder = new_folder(Path(arguments.out) if arguments.out else _numbered("bias"), force=arguments.force)
+    folder = new_folder(Path(arguments.out) if arguments.out else _numbered("bias"), force=False)
     files = save(bias_figure(report).properties(width="container"), folder / "bias")
     console = Console(highlight=False)
     for line in describe(report):
@@ -551,7 +552,10 @@ def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter
         soft_wrap=True,
     )
     console.print(
-        f"Written to {writer.folder}" if writer else "Nothing was written; --out DIR keeps the run.", soft_wrap=True
+        f"Written to {writer.folder}; safa report {writer.folder} makes a page of it."
+        if writer
+        else "Nothing was written; --out DIR keeps the run.",
+        soft_wrap=True,
     )
 
 

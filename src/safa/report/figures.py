@@ -108,7 +108,7 @@ def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
 
 def save(chart: alt.TopLevelMixin, path: Path, *, width: int = 640) -> list[Path]:
     """Write a chart as `path`.svg and `path`.png in the light theme, each whole or not at all."""
-    spec = specification(chart)
+    spec = _seen(specification(chart))
     if spec.get("width") == "container":
         spec["width"] = width
     legend = THEMES["light"]["legend"] | {"columns": max(1, int(width / min(240, 45 + 6.6 * _longest_label(spec))))}
@@ -117,6 +117,17 @@ def save(chart: alt.TopLevelMixin, path: Path, *, width: int = 640) -> list[Path
     write_atomically(files[0], svg.encode())
     write_atomically(files[1], vl_convert.svg_to_png(svg, scale=2))
     return files
+
+
+def _seen(spec: Any) -> Any:
+    """A specification without the layers that are there for the mouse only."""
+    if isinstance(spec, list):
+        return [_seen(part) for part in spec if not (isinstance(part, dict) and _is_unseen(part.get("mark")))]
+    return {name: _seen(part) for name, part in spec.items()} if isinstance(spec, dict) else spec
+
+
+def _is_unseen(mark: Any) -> bool:
+    return isinstance(mark, dict) and mark.get("opacity") == 0
 
 
 def _longest_label(spec: Any) -> int:

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 import tomllib
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["entry", "main"]
 
+_STOPPED = 130
 _PROGRESS_AFTER_S = 2.0
 _MOST_ROWS = 40
 _TABLE_WIDTH = 110
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         print(f"safa: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
-        return 130
+        return _STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -73,7 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """The `safa` command."""
-    sys.exit(main())
+    # When it is stopped, Python's own helper process clears up behind it; that it had to is nothing to tell people.
+    filters = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where the shell wants it ignored
+        signal.signal(signal.SIGINT, _first_interrupt)
+    code = main()
+    if code == _STOPPED:
+        # What is kept is on the disk already. Leaving in the ordinary way would wait for workers; so they follow.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _first_interrupt(*_: Any) -> None:
+    """Ctrl-C stops in good order; a second one, at any moment, at once."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_STOPPED))
+    raise KeyboardInterrupt
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

@@ -16,16 +16,17 @@ __all__ = ["pool"]
 
 @contextmanager
 def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes; when its block is left by an error or by Ctrl-C, only what is under way is finished.
+    """A pool of processes; when its block is left by an error or by Ctrl-C, nobody is waited for.
 
     Workers are started afresh, because a process that has used torch cannot be forked safely.
     """
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker) as processes:
-        try:
-            yield processes
-        except BaseException:
-            processes.shutdown(wait=False, cancel_futures=True)
-            raise
+    processes = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker)
+    try:
+        yield processes
+    except BaseException:
+        processes.shutdown(wait=False, cancel_futures=True)
+        raise
+    processes.shutdown()
 
 
 def _begin_worker() -> None:

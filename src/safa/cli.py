@@ -6,38 +6,36 @@ Exit codes: 0 done, 2 something that was given cannot be used (one sentence on s
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import safa
-from safa.analysis import METRICS
 from safa.errors import SafaError
-from safa.experiment import CLIENT_METRICS, Experiment, find_device, play, take_up
-from safa.paper import PRESETS, grid
+from safa.experiment import Experiment, play, take_up
+from safa.paper import PRESETS
+from safa.paper.collect import RESULTS
+from safa.paper.commands import add_bias, add_reproduce
 from safa.protocol import available
-from safa.runs import RunWriter, load_run, new_folder, plain
+from safa.runs import RunWriter, load_run, new_folder, next_folder, plain, write_atomically
 from safa.settings import Settings
+from safa.show import print_rows, print_summary, with_progress
 from safa.simulation import make_fleet
 from safa.sweep import combinations, run_sweep
-from safa.tasks import TASKS, find_task
+from safa.tasks import TASKS
 
 if TYPE_CHECKING:
-    from safa.paper.collect import Results
-    from safa.paper.grid import Job
-    from safa.paper.reproduction import Reproduction
+    pass
 
 __all__ = ["entry", "main"]
 
@@ -145,77 +143,24 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", metavar="DIR", help="the folder of a run, a sweep or a reproduction")
     report.set_defaults(command=_report)
 
-    _add_reproduce(commands)
-    _add_bias(commands)
+    replay = commands.add_parser(
+        "replay",
+        help="train the model of a run anew from its records",
+        description="Train the model of a run anew, from its records alone, and hold it against the run's own.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("folder", metavar="DIR", help="the folder of a run")
+    replay.add_argument("--out", metavar="FILE", help="write the model to this .safetensors file")
+    replay.set_defaults(command=_replay)
+
+    add_reproduce(commands)
+    add_bias(commands)
 
     protocols = commands.add_parser("protocols", help="list the protocols", allow_abbrev=False)
     protocols.set_defaults(command=_protocols)
     tasks = commands.add_parser("tasks", help="list the tasks and their settings", allow_abbrev=False)
     tasks.set_defaults(command=_tasks)
     return parser
-
-
-def _add_reproduce(commands: Any) -> None:
-    reproduce = commands.add_parser(
-        "reproduce",
-        help="reproduce the paper's tables and figures, and say what holds",
-        description="Run the experiments of the SAFA paper as it did them and with its accounting put right, and write "
-        "tables, figures and a page of both. Goes on where it was stopped: give the same folder again.",
-        allow_abbrev=False,
-    )
-    reproduce.add_argument(
-        "--task", default="all", metavar=f"{'|'.join(grid.TASKS)}|all", help="which task, or several (default: all)"
-    )
-    reproduce.add_argument(
-        "--what",
-        default="all",
-        metavar=f"{'|'.join(grid.PARTS)}|all",
-        help="timing: Tables IV-IX, XI, XIII, XV; accuracy: Tables X, XII, XIV and Figures 6-8; lag: Figures 3 and 4; "
-        "bias: Figure 5; or several (default: all)",
-    )
-    reproduce.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="worlds in which models are trained (default: 5)"
-    )
-    reproduce.add_argument(
-        "--worlds",
-        type=int,
-        default=30,
-        metavar="N",
-        help="worlds in which rounds are timed, which takes little time (default: 30)",
-    )
-    reproduce.add_argument("--device", default="cpu", help="where to train: cpu or cuda (default: cpu)")
-    reproduce.add_argument(
-        "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
-    )
-    reproduce.add_argument("--out", metavar="DIR", required=True, help="the folder, new or of a reproduction before")
-    reproduce.add_argument("--quiet", action="store_true", help="no progress and no tables")
-    reproduce.set_defaults(command=_reproduce)
-
-
-def _add_bias(commands: Any) -> None:
-    bias = commands.add_parser(
-        "bias",
-        help="the bias between the fastest and the slowest client, by theory and by simulation",
-        description="How much likelier the fastest client A is to contribute than the slowest client B: by the paper's "
-        "recurrence put right, as printed, and by simulation.",
-        allow_abbrev=False,
-    )
-    for flag, default, meaning in (
-        ("--crash-a", 0.3, "crash rate of A"),
-        ("--crash-b", 0.3, "crash rate of B"),
-        ("--fraction", 0.5, "C: the share of clients whose updates a round wants"),
-        ("--crash-rate", 0.3, "R: crash rate of all others"),
-    ):
-        bias.add_argument(flag, type=float, default=default, metavar="X", help=f"{meaning} (default: {default})")
-    for flag, count, meaning in (
-        ("--rounds", 12, "rounds"),
-        ("--clients", 200, "clients in the simulation"),
-        ("--repetitions", 300, "simulated runs"),
-        ("--seed", 0, "the seed of the simulation"),
-    ):
-        bias.add_argument(flag, type=int, default=count, metavar="N", help=f"{meaning} (default: {count})")
-    bias.add_argument("--out", metavar="DIR", help="where to put the plot (default: a new folder in runs/)")
-    bias.set_defaults(command=_bias)
 
 
 def _add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
@@ -303,7 +248,7 @@ def _run(arguments: argparse.Namespace) -> None:
     finished = experiment.finished
     try:
         rounds = play(experiment, writer)
-        for record in _with_progress(rounds, settings.rounds, "rounds", quiet=arguments.quiet, done=finished):
+        for record in with_progress(rounds, settings.rounds, "rounds", quiet=arguments.quiet, done=finished):
             finished = record.round
     except KeyboardInterrupt:
         kept = f"{finished} of {settings.rounds} rounds are finished"
@@ -313,7 +258,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))
     elif not arguments.quiet:
-        _print_summary(settings, result, writer)
+        print_summary(settings, result, writer)
 
 
 def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
@@ -329,7 +274,7 @@ def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]
     experiment = Experiment(settings)
     folder = Path(arguments.out) if arguments.out else None
     if folder is None and settings.train and not arguments.json:
-        folder = _numbered(f"{settings.task}-{settings.protocol}")
+        folder = next_folder(f"{settings.task}-{settings.protocol}")
     return experiment, RunWriter.begin(folder, settings, force=arguments.force) if folder else None
 
 
@@ -349,16 +294,16 @@ def _sweep(arguments: argparse.Namespace) -> None:
         given["protocol_options"] = [options]
     tasks = [name.strip() for name in arguments.task.split(",")]
     runs = combinations(tasks, given, preset=arguments.preset)
-    folder = Path(arguments.out) if arguments.out else _numbered(f"sweep-{'-'.join(tasks)}")
+    folder = Path(arguments.out) if arguments.out else next_folder(f"sweep-{'-'.join(tasks)}")
     table = new_folder(folder, force=arguments.force) / "results.csv"
     rows: list[dict[str, Any]] = []
     try:
         results = run_sweep(runs, table, workers=min(arguments.workers, len(runs)))
-        rows.extend(_with_progress(results, len(runs), "runs", quiet=arguments.quiet))
+        rows.extend(with_progress(results, len(runs), "runs", quiet=arguments.quiet))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{len(rows)} of {len(runs)} runs are finished and can be read in {table}") from None
     if not arguments.quiet:
-        _print_rows(rows, [name for name, values in given.items() if len(values) > 1], len(tasks) > 1)
+        print_rows(rows, [name for name, values in given.items() if len(values) > 1], len(tasks) > 1)
         Console(stderr=True).print(f"{len(rows)} runs in {table}", highlight=False, soft_wrap=True)
 
 
@@ -367,12 +312,31 @@ def _report(arguments: argparse.Namespace) -> None:
     from safa.report import write_report
 
     folder = Path(arguments.folder)
-    if (folder / reproduction.RESULTS).is_file():
+    if (folder / RESULTS).is_file():
         bias = reproduction.bias_of_figure_5() if reproduction.has_figure_5(folder) else ()
         page = reproduction.write_reproduction(folder, bias=bias)
     else:
         page = write_report(folder, speeds=_speeds(folder))
     Console().print(f"Written to {page}", highlight=False, soft_wrap=True)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    from safetensors.torch import save
+
+    from safa.replay import replay
+
+    run = load_run(arguments.folder)
+    model = replay(run)
+    if arguments.out:
+        write_atomically(Path(arguments.out), save(model))
+    console = Console(highlight=False)
+    if run.summary is None:
+        console.print("The run did not come to its end; its records were replayed as far as they go.", soft_wrap=True)
+        return
+    own = run.model()
+    apart = max(float((model[name].double() - own[name].double()).abs().max()) for name in own)
+    same = "equal to" if apart == 0 else f"at most {apart:.2g} away from"
+    console.print(f"The model made anew from the records is {same} the run's own.", soft_wrap=True)
 
 
 def _speeds(folder: Path) -> Any:
@@ -381,110 +345,6 @@ def _speeds(folder: Path) -> Any:
         return make_fleet(load_run(folder).settings).speeds
     except SafaError:
         return None
-
-
-def _reproduce(arguments: argparse.Namespace) -> None:
-    from safa.paper import collect, reproduction
-
-    tasks = _chosen("task", arguments.task, grid.TASKS)
-    parts = _chosen("what", arguments.what, grid.PARTS)
-    for name in ("seeds", "worlds", "workers"):
-        if getattr(arguments, name) < 1:
-            raise SafaError(f"{name} must be at least 1, not {getattr(arguments, name)}")
-    jobs = grid.plan(tasks, parts, seeds=arguments.seeds, worlds=arguments.worlds, device=arguments.device)
-    if any(job.settings.train for job in jobs):
-        find_device(arguments.device)
-        for task in dict.fromkeys(job.settings.task for job in jobs if job.settings.train):
-            find_task(task).load()  # data that cannot be had is missed now, not after hours
-    if arguments.device == "cpu" and any(job.settings.train and job.settings.task == "mnist" for job in jobs):
-        print("safa: training Task 2 (mnist) takes days without a GPU; see --device and --task", file=sys.stderr)
-    folder = _reproduction_folder(Path(arguments.out))
-    results = collect.Results(folder / reproduction.RESULTS)
-    _collect(arguments, folder, results, jobs)
-    bias = reproduction.bias_of_figure_5() if "bias" in parts or reproduction.has_figure_5(folder) else ()
-    page = reproduction.write_reproduction(folder, bias=bias)
-    if not arguments.quiet:
-        _print_reproduction(reproduction.Reproduction.read(folder, bias))
-        Console(stderr=True).print(f"Written to {page}", highlight=False, soft_wrap=True)
-
-
-def _collect(arguments: argparse.Namespace, folder: Path, results: Results, jobs: Sequence[Job]) -> None:
-    """Do what is missing of a reproduction, and note what it took; a later call goes on where this one is stopped."""
-    from safa.paper import collect, reproduction
-
-    missing = results.missing(jobs)
-    start = time.perf_counter()
-    done = 0
-    try:
-        finished = collect.collect(missing, results, workers=min(arguments.workers, max(1, len(missing))))
-        for _ in _with_progress(finished, sum(j.weight for j in missing), "runs", quiet=arguments.quiet, weigh=_weight):
-            done += 1
-    except KeyboardInterrupt:
-        kept = f"{len(jobs) - len(missing) + done} of {len(jobs)} runs are finished"
-        raise KeyboardInterrupt(f"{kept} and kept in {folder}; the same command goes on from there") from None
-    finally:
-        if done:
-            command = f"safa reproduce --task {arguments.task} --what {arguments.what} --seeds {arguments.seeds}"
-            places = f" --device {arguments.device}" if arguments.device != "cpu" else ""
-            reproduction.note_session(
-                folder,
-                command=f"{command} --worlds {arguments.worlds} --workers {arguments.workers}{places}",
-                machine=reproduction.machine(arguments.device),
-                runs=done,
-                seconds=round(time.perf_counter() - start, 1),
-            )
-
-
-def _weight(job: Job) -> float:
-    return job.weight
-
-
-def _chosen(name: str, text: str, known: Sequence[str]) -> list[str]:
-    """One or several of what there is, or all."""
-    chosen = list(known) if text == "all" else [part.strip() for part in text.split(",")]
-    for part in chosen:
-        if part not in known:
-            raise SafaError(f"{name} must be one of {', '.join(known)} or all, not {part!r}")
-    return chosen
-
-
-def _reproduction_folder(path: Path) -> Path:
-    """A folder that is new, empty, or holds a reproduction already."""
-    if path.is_dir() and any(path.iterdir()) and not (path / "results.jsonl").is_file():
-        raise SafaError(f"{path} holds other files; choose a new folder, or that of a reproduction before")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "results.jsonl").touch()
-    except OSError as problem:
-        raise SafaError(f"cannot make the folder {path}: {problem.strerror}") from None
-    return path
-
-
-def _bias(arguments: argparse.Namespace) -> None:
-    from safa.paper.bias import bias_figure, bias_report, describe, table
-    from safa.report.figures import save
-
-    values = {name: getattr(arguments, name) for name in ("rounds", "clients", "repetitions", "seed")}
-    setting = arguments.crash_a, arguments.crash_b, arguments.fraction, arguments.crash_rate
-    report = bias_report(*setting, **values)
-    folder = new_folder(Path(arguments.out) if arguments.out else _numbered("bias"), force=False)
-    files = save(bias_figure(report).properties(width="container"), folder / "bias")
-    console = Console(highlight=False)
-    for line in describe(report):
-        console.print(line, soft_wrap=True)
-    headings, rows = table(report)
-    shown = Table(*headings, box=None, pad_edge=False)
-    for row in rows:
-        shown.add_row(*row)
-    console.width = max(console.width, _TABLE_WIDTH)
-    console.print(shown)
-    console.print(f"Plotted to {files[0]}", soft_wrap=True)
-
-
-def _numbered(name: str) -> Path:
-    """The first folder runs/name-1, runs/name-2, ... that does not exist."""
-    plain_name = name.replace(":", ".")
-    return next(path for n in itertools.count(1) if not (path := Path("runs", f"{plain_name}-{n}")).exists())
 
 
 def _protocols(_: argparse.Namespace) -> None:
@@ -502,120 +362,3 @@ def _tasks(_: argparse.Namespace) -> None:
             f"  {task.samples:,} samples, {task.clients} clients, {task.rounds} rounds, {task.epochs} epochs, "
             f"batches of {task.batch_size}, learning rate {task.lr:g}, at most {task.round_limit_s:g} s a round"
         )
-
-
-# -- what a person sees ----------------------------------------------------------------------------------------------
-
-
-def _with_progress(
-    items: Iterable[_T],
-    total: float,
-    unit: str,
-    *,
-    quiet: bool,
-    done: int = 0,
-    weigh: Callable[[_T], float] | None = None,
-) -> Iterator[_T]:
-    """The items, `done` of which came earlier, with a progress bar on stderr if they take more than two seconds.
-
-    Where items take unlike long, `weigh` says how much of the `total` each of them is.
-    """
-    columns = (MofNCompleteColumn(),) if weigh is None else (TaskProgressColumn(), TextColumn("{task.fields[count]}"))
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    start = time.perf_counter()
-    job = bar.add_task(unit, total=total, completed=done, count="")
-    completed = float(done)
-    try:
-        for number, item in enumerate(items, start=done):
-            if not quiet and not bar.live.is_started and time.perf_counter() - start > _PROGRESS_AFTER_S:
-                bar.start()
-            completed = number if weigh is None else completed + weigh(item)
-            bar.update(job, completed=completed, count=f"{number + 1} done")
-            yield item
-    finally:
-        if bar.live.is_started:
-            bar.stop()
-
-
-def _print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
-    """What was run, in words, and what came out."""
-    console = Console(highlight=False)
-    console.print(
-        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
-        f"C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
-        f"{settings.clock} clock, seed {settings.seed}.",
-        soft_wrap=True,
-    )
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
-    for name, meaning in (METRICS | CLIENT_METRICS).items():
-        if values.get(name) is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
-            table.add_row(name, _number(values[name]), meaning)
-    console.print(table)
-    hours = values["virtual_time_s"] / 3600
-    learnt = ""
-    if values["last_accuracy"] is not None:
-        learnt = f" The model has an accuracy of {values['last_accuracy']:.3f} on data that it was not trained on."
-    console.print(
-        f"Such devices would have taken {hours:,.1f} hours; here it took {values['wall_time_s']:.1f} s.{learnt}",
-        soft_wrap=True,
-    )
-    console.print(
-        f"Written to {writer.folder}; safa report {writer.folder} makes a page of it."
-        if writer
-        else "Nothing was written; --out DIR keeps the run.",
-        soft_wrap=True,
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _print_reproduction(found: Reproduction) -> None:
-    """What was met, and what holds."""
-    console = Console(highlight=False)
-    for head, rows in (found.met(), found.holds()):
-        table = Table(*head, box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        if rows:
-            console.print(table)
-            console.print()
-
-
-def _print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
-    """The runs of a sweep as a table: what was varied, and the metrics that matter most."""
-    names = [*(["task"] if several_tasks else []), *varied]
-    shown = {
-        "round_length_s": "round, s",
-        "virtual_time_s": "total, s",
-        "sync_ratio": "SR",
-        "effective_update_ratio": "EUR",
-        "futility": "futility",
-        "starved": "starved",
-        "fairness": "fairness",
-        "best_accuracy": "accuracy",
-    }
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, style="cyan")
-    shown = {name: title for name, title in shown.items() if rows and rows[0][name] is not None}
-    for title in shown.values():
-        table.add_column(title, justify="right")
-    for row in rows[:_MOST_ROWS]:
-        table.add_row(*(str(row[name]) for name in names), *(_number(row[name]) for name in shown))
-    console = Console()
-    console.width = max(console.width, _TABLE_WIDTH)  # a figure that is cut off is worse than a line that wraps
-    console.print(table)
-    if len(rows) > _MOST_ROWS:
-        console.print(f"... and {len(rows) - _MOST_ROWS} more", highlight=False)

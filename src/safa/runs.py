@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,7 +22,7 @@ from safa.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Run", "RunWriter", "load_run", "new_folder", "plain", "write_atomically"]
+__all__ = ["Run", "RunWriter", "load_run", "new_folder", "next_folder", "plain", "write_atomically"]
 
 _MARKS = ("config.toml", "results.csv")
 _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
@@ -45,6 +45,12 @@ def new_folder(path: Path, *, force: bool) -> Path:
     except OSError as problem:
         raise SafaError(f"cannot make the folder {path}: {problem.strerror}") from None
     return path
+
+
+def next_folder(name: str) -> Path:
+    """The first folder runs/name-1, runs/name-2, ... that does not exist."""
+    plain_name = name.replace(":", ".")
+    return next(path for n in count(1) if not (path := Path("runs", f"{plain_name}-{n}")).exists())
 
 
 def write_atomically(path: Path, content: bytes) -> None:

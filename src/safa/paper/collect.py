@@ -22,8 +22,10 @@ from safa.runs import plain
 from safa.sweep import one_thread
 from safa.workers import pool
 
-__all__ = ["HOLD", "Results", "collect", "device_name", "reached"]
+__all__ = ["HOLD", "RESULTS", "Results", "collect", "device_name", "reached"]
 
+RESULTS = "results.jsonl"
+"""What the file is called."""
 HOLD = 5
 """An accuracy counts as reached by the first round from which on it was held for so many rounds."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from safa.paper.bias import BiasReport, bias_report
 from safa.paper.claims import Claim, claims
-from safa.paper.collect import Results, device_name
+from safa.paper.collect import RESULTS, Results, device_name
 from safa.paper.corrected import CORRECTED, Corrected, corrected
 from safa.paper.differences import DIFFERENCES, EXCEPTIONS, sort_out
 from safa.paper.figures import PaperFigure, all_figures
@@ -30,7 +30,6 @@ from safa.report.page import OUTSIDE, Block, Cell, Column, Mark, Section, Table,
 from safa.runs import write_atomically
 
 __all__ = [
-    "RESULTS",
     "SESSIONS",
     "Reproduction",
     "bias_of_figure_5",
@@ -40,7 +39,7 @@ __all__ = [
     "write_reproduction",
 ]
 
-RESULTS, SESSIONS = "results.jsonl", "sessions.jsonl"
+SESSIONS = "sessions.jsonl"
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local"}
 _SIGN = "▲"
 _CLASSES = {"SR, futility and T_dist": ("sync_ratio", "futility", "t_dist_s"), "round length": ("round_length_s",),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safa.analysis import Metrics
 from safa.errors import SafaError
@@ -24,9 +25,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from safa.learning import Trainer
     from safa.tasks.problem import Problem
 
-__all__ = ["CLIENT_METRICS", "Experiment", "find_device", "play", "simulate", "take_up"]
+__all__ = [
+    "CLIENT_METRICS",
+    "Experiment",
+    "Learning",
+    "find_device",
+    "load_problem",
+    "make_shards",
+    "play",
+    "simulate",
+    "take_up",
+]
 
 CLIENT_METRICS: dict[str, str] = {
     "client_accuracy_mean": "mean accuracy on the clients' own data",
@@ -49,7 +61,9 @@ class Experiment:
         """Rounds that were done before this object took over."""
         self._learning = None
         if settings.train:
-            self._learning = _Learning(settings, problem or _load(settings.task), np.asarray(fleet.sizes))
+            problem = problem or load_problem(settings.task)
+            sizes = np.asarray(fleet.sizes, dtype=np.float64)
+            self._learning = Learning(settings, problem, sizes, shards=make_shards(settings, problem, sizes))
 
     def resume(self, finished: Iterable[RoundRecord], state: dict[str, Tensor]) -> None:
         """Go on behind rounds that were finished earlier, with what had been learnt by then."""
@@ -81,7 +95,7 @@ class Experiment:
 
 
 @functools.cache
-def _load(task: str) -> Problem:
+def load_problem(task: str) -> Problem:
     """A task's problem; a sweep reads the data once."""
     return find_task(task).load()
 
@@ -144,43 +158,43 @@ def simulate(
     )
 
 
-class _Learning:
-    """The learning side of a run."""
+def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """For every client, which training samples are its own."""
+    from safa.tasks.partition import partition
 
-    def __init__(self, settings: Settings, problem: Problem, sizes: np.ndarray[Any, Any]) -> None:
+    return partition(settings.partition, problem.train[1].numpy(), sizes, stream(settings.seed, "partition"))
+
+
+class Learning:
+    """The learning side of a run: a learner, what it trains with and what it is judged by."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        problem: Problem,
+        sizes: NDArray[np.float64],
+        *,
+        shards: Sequence[NDArray[np.int64]] = (),
+        trainer: Trainer | None = None,
+    ) -> None:
+        """`sizes` are n_k of the clients at the start. They train on `shards`, or by a `trainer` of another kind."""
         import torch
 
-        from safa.learning import Evaluator, Learner, Optimiser, make_trainer
-        from safa.tasks.partition import partition
+        from safa.learning import Evaluator, Learner
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
         device = find_device(settings.device)
-        targets = problem.train[1].numpy()
-        rng = stream(settings.seed, "partition")
-        self._shards = partition(settings.partition, targets, sizes.astype(np.float64), rng)
-        trainer = make_trainer(
-            settings.trainer,
-            problem,
-            self._shards,
-            batch_size=settings.batch_size,
-            optimiser=Optimiser(
-                kind=settings.optimiser,
-                lr=settings.lr,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-                proximal=settings.proximal,
-            ),
-            device=device,
-            memory_mb=settings.memory_mb,
-        )
+        if trainer is None:
+            trainer = _trainer(settings, problem, shards, device)
         module = problem.start_model(settings.seed)
+        self._shards = shards
         self._layout = trainer.layout
         self._evaluator = Evaluator(problem, device=device)
         self.learner = Learner(
             trainer,
             self._evaluator,
             self._layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device),
-            sizes.astype(np.float64),
+            sizes,
             rule=registry.find(settings.protocol).rule,
             epochs=settings.epochs,
             eval_every=settings.eval_every,
@@ -199,6 +213,29 @@ class _Learning:
         worst = accuracies[: max(1, len(accuracies) // 10)]
         values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
         return dict(zip(CLIENT_METRICS, values, strict=True))
+
+
+def _trainer(
+    settings: Settings, problem: Problem, shards: Sequence[NDArray[np.int64]], device: torch.device
+) -> Trainer:
+    """The trainer that the settings ask for."""
+    from safa.learning import Optimiser, make_trainer
+
+    return make_trainer(
+        settings.trainer,
+        problem,
+        shards,
+        batch_size=settings.batch_size,
+        optimiser=Optimiser(
+            kind=settings.optimiser,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            proximal=settings.proximal,
+        ),
+        device=device,
+        memory_mb=settings.memory_mb,
+    )
 
 
 def find_device(name: str) -> torch.device:

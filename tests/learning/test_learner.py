@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,13 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from safa.errors import MisuseError, SafaError
 from safa.experiment import Experiment, simulate
 from safa.learning import Evaluator, Learner, Optimiser, SerialTrainer
-from safa.records import Ids, RoundRecord, Rule, Verdict
+from safa.learning.received import Received
+from safa.protocol import Events, FedAvg, Protocol, Safa
+from safa.records import Ids, Refusal, RoundRecord, Rule, Verdict
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
 from safa.tasks import task_of
 from tests.learning.problems import make, ragged_shards
+from tests.protocol.helpers import PROTOCOLS as MACHINES
 
 PROBLEM = make("svm")
 CPU = torch.device("cpu")
@@ -244,3 +251,199 @@ def test_evaluation_every_other_round() -> None:
     experiment = Experiment(settings_for("fedavg", eval_every=3), PROBLEM)
     evaluated = [record.round for record in experiment.rounds() if record.loss is not None]
     assert evaluated == [3, 6, 9, 12]
+
+
+# -- clients come and go ---------------------------------------------------------------------------------------------
+
+SIZES = np.array([3.0, 40.0, 16.0, 5.0])
+START = torch.linspace(-1, 1, 8, dtype=torch.float64)
+
+
+class Fake:
+    """A trainer whose updates are a simple function of the client and the model that it starts from."""
+
+    layout = trainer().layout
+
+    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+        return 0.7 * start + torch.sin(torch.from_numpy(clients + 1.0)).unsqueeze(1) * START
+
+
+class Arrivals:
+    """The updates in order of arrival: for a literal learner, which trains each of them as it comes in."""
+
+    layout = Fake.layout
+
+    def __init__(self) -> None:
+        self.rows: deque[Tensor] = deque()
+
+    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+        return torch.stack([self.rows.popleft() for _ in clients])
+
+
+class LiteralFleet(Literal):
+    """The literal learner with the protocol's own word on who is there, and new entries as they enrol."""
+
+    def __init__(self, protocol: Protocol, trainer: Fake | Arrivals) -> None:
+        super().__init__(protocol.sizes)
+        self.protocol = protocol
+        self.trainer = trainer  # type: ignore[assignment]
+        self.models = {0: START}
+        self.entries = START.repeat(protocol.clients, 1)
+
+    def apply(self, record: RoundRecord) -> Tensor:
+        before, active = self.models[self.latest], self.protocol.active
+        sizes = np.where(active, self.protocol.sizes, 0.0)
+        self.share = torch.from_numpy(sizes / sizes.sum() if active.any() else sizes)
+        new = len(active) - len(self.entries)
+        self.entries = torch.cat([self.entries, before.repeat(new, 1)])
+        after = super().apply(record)
+        if not active.any():
+            self.models[self.latest] = after = before
+        return after
+
+
+def change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
+    """Between two rounds: some enrol, some retire, some come back; some do two of these, and at times all are gone."""
+    for _ in range(rng.integers(0, 4)):
+        what = rng.integers(0, 5)
+        away = np.flatnonzero(~protocol.active)
+        there = np.flatnonzero(protocol.active)
+        if what == 0:
+            protocol.enrol(rng.integers(1, 50, rng.integers(1, 3)))
+        elif what == 4 and rng.random() < 0.3:
+            protocol.retire(there)
+        elif what % 2:
+            protocol.retire(there[rng.random(len(there)) < 0.3])
+        else:
+            protocol.readmit(away[rng.random(len(away)) < 0.7])
+
+
+def play_round(protocol: Protocol, rng: np.random.Generator, accept: Callable[[int, int], None]) -> RoundRecord:
+    """A round in which clients commit, or are found lost, in any order; `accept` hears of every good update."""
+    now = max(protocol.now, 0.0)
+    protocol.open_round(now=now, lottery=rng.random(protocol.clients), expected_s=np.ones(protocol.clients))
+    while not protocol.done and now < protocol.deadline:
+        now += 0.2
+        commit_or_fail(protocol, now, rng, accept)
+    now = now if protocol.done else protocol.deadline
+    for _ in range(rng.integers(0, 3) if protocol.active.any() else 0):
+        commit_or_fail(protocol, now, rng, accept, late=True)
+    return protocol.close_round(now=now)
+
+
+def commit_or_fail(
+    protocol: Protocol, now: float, rng: np.random.Generator, accept: Callable[[int, int], None], *, late: bool = False
+) -> None:
+    client = int(rng.choice(np.flatnonzero(protocol.active)))
+    base = int(protocol.versions[client])
+    is_lost = not late and rng.random() < 0.2
+    event = Events.losses([client], at_s=now) if is_lost else Events.arrivals([client], base, at_s=now)
+    if protocol.receive(event, late=late).refusal.tolist() == [Refusal.NONE] and not is_lost:
+        accept(client, base)
+
+
+def follower(protocol: Protocol, trainer: Fake | Received) -> Learner:
+    """A learner that knows of the four clients at the start and no others."""
+    return Learner(trainer, Evaluator(PROBLEM, device=CPU), START, SIZES, rule=protocol.rule, epochs=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_learner_follows_the_fleet(name: str, seed: int) -> None:
+    """Eq. 6-8 over those that are enrolled, with a real protocol; a second learner is stopped after every round."""
+    rng = np.random.default_rng(seed)
+    protocol = MACHINES[name](SIZES)
+    through, stopped = follower(protocol, Fake()), follower(protocol, Fake())
+    literal = LiteralFleet(protocol, Fake())
+    for _ in range(25):
+        change_fleet(protocol, rng)
+        record = play_round(protocol, rng, lambda client, base: None)
+        through.apply(record)
+        state = stopped.state()
+        stopped = follower(protocol, Fake())
+        stopped.restore(state)
+        stopped.apply(record)
+        torch.testing.assert_close(through.model, literal.apply(record), rtol=1e-9, atol=1e-9)
+        assert torch.equal(through.model, stopped.model)
+    assert protocol.clients > len(SIZES)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_learner_of_received_updates_equals_the_literal_one(name: str, seed: int) -> None:
+    """Any update may be received; the server is stopped after every round, and keeps none that is dead."""
+    rng = np.random.default_rng(seed)
+    protocol = MACHINES[name](SIZES)
+    received, arrivals = Received(Fake.layout), Arrivals()
+    server, literal = follower(protocol, received), LiteralFleet(protocol, arrivals)
+
+    def accept(client: int, base: int) -> None:
+        row = torch.from_numpy(rng.normal(size=8))
+        received.keep(client, base, row)
+        arrivals.rows.append(row)
+
+    for _ in range(25):
+        change_fleet(protocol, rng)
+        record = play_round(protocol, rng, accept)
+        server.apply(record)
+        torch.testing.assert_close(server.model, literal.apply(record), rtol=1e-9, atol=1e-9)
+        state = server.state() | received.state()
+        assert len(received) == len(state["pending.client"])
+        received = Received(Fake.layout)
+        received.restore(state)
+        server = follower(protocol, received)
+        server.restore(state)
+
+
+def test_the_version_that_a_client_holds_is_kept_for_its_return() -> None:
+    """SAFA: a client commits, leaves and comes back within the lag tolerance; it goes on from the version it had."""
+    protocol = Safa(SIZES, fraction=0.5, lag_tolerance=5, round_limit_s=9)
+    rng = np.random.default_rng(0)
+    it = follower(protocol, Fake())
+    for step in range(12):
+        if step in (3, 5, 8, 11):
+            change = protocol.retire if step in (3, 8) else protocol.readmit
+            change([0, 1])
+        it.apply(play_round(protocol, rng, lambda client, base: None))
+        state = it.state()
+        assert state["held"].tolist() == protocol.versions.tolist()
+        assert set(protocol.versions.tolist()) <= set(state["models.version"].tolist())
+
+
+@pytest.mark.parametrize("kind", [Safa, FedAvg])
+def test_a_federation_may_begin_with_nobody(kind: Callable[..., Protocol]) -> None:
+    protocol = kind([], fraction=1.0)
+    rng = np.random.default_rng(0)
+    it = Learner(Fake(), Evaluator(PROBLEM, device=CPU), START, np.empty(0), rule=protocol.rule, epochs=2)
+    it.apply(play_round(protocol, rng, lambda client, base: None))
+    assert torch.equal(it.model, START)
+    protocol.enrol([1.0, 3.0])
+    protocol.open_round(now=1.0, lottery=[0.1, 0.2], expected_s=[1.0, 1.0])
+    protocol.receive(Events.arrivals([0, 1], 1, at_s=2.0))
+    it.apply(protocol.close_round(now=2.0))
+    updates = Fake().train(np.arange(2), START.repeat(2, 1), epochs=2)
+    torch.testing.assert_close(it.model, 0.25 * updates[0] + 0.75 * updates[1])
+
+
+def test_a_received_update_is_given_away_and_what_it_overtook_is_dropped() -> None:
+    received = Received(Fake.layout)
+    for client, base, value in [(0, 1, 1.0), (0, 2, 2.0), (0, 2, 3.0), (0, 4, 4.0), (7, 2, 5.0)]:
+        received.keep(client, base, torch.full((8,), value))
+    start = torch.zeros(3, 8, dtype=torch.float64)
+    rows = received.train(np.array([0, 7, 0]), start, epochs=1, bases=np.array([2, 2, 2]))
+    assert rows[:, 0].tolist() == [2.0, 5.0, 3.0]
+    assert len(received) == 1
+    assert received.train(np.array([0]), start[:1], epochs=1)[0, 0] == 4.0
+    assert len(received) == 0
+    with pytest.raises(MisuseError, match="no update of client 0 from version 4 was kept"):
+        received.train(np.array([0]), start[:1], epochs=1, bases=np.array([4]))
+
+
+def test_a_received_update_is_copied_and_must_fit_the_model() -> None:
+    received = Received(Fake.layout)
+    row = torch.ones(8)
+    received.keep(0, 0, row)
+    row += math.nan
+    assert received.train(np.array([0]), torch.zeros(1, 8), epochs=1).tolist() == [[1.0] * 8]
+    with pytest.raises(SafaError, match="has 8 numbers, not shape"):
+        received.keep(0, 0, torch.ones(9))

@@ -4,6 +4,7 @@ from safa.learning.evaluation import Evaluator
 from safa.learning.layout import Layout
 from safa.learning.learner import Learner
 from safa.learning.optimiser import Optimiser
+from safa.learning.received import Received
 from safa.learning.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Layout",
     "Learner",
     "Optimiser",
+    "Received",
     "SerialTrainer",
     "Trainer",
     "make_trainer",

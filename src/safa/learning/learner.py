@@ -3,6 +3,9 @@
 An update is a function of (client, base version) alone, so it is trained when it is needed and not before. An undrafted
 update (Eq. 8) is needed one round later, and only if its client is not picked then; one that is overwritten before any
 aggregation sees it, that crashed or that was refused is never trained at all.
+
+Clients may come and go between rounds. One that has left keeps its entry of the cache and the version that it holds,
+for its return, but counts for nothing until then.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.learning.evaluation import Evaluator
+from safa.learning.received import Received
 from safa.learning.store import Cache, GlobalModels
 from safa.learning.trainer import Trainer
 from safa.records import Ids, RoundRecord, Rule, Verdict
@@ -93,6 +97,7 @@ class Learner:
 
     def apply(self, record: RoundRecord) -> RoundRecord:
         """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
+        self._follow(record)
         self._held[record.sent] = record.sent_version
         rules: dict[Rule, Callable[[RoundRecord], int]] = {
             Rule.CACHE: self._apply_cache,
@@ -109,6 +114,14 @@ class Learner:
         self._models.forget_all_but({*self._held.tolist(), *self._pending.base.tolist(), *referred})
         return replace(record, diverged=diverged, loss=loss, accuracy=accuracy)
 
+    def _follow(self, record: RoundRecord) -> None:
+        """Who came and who left since the last round; a new client holds the latest model."""
+        if len(record.joined) or len(record.left):
+            new = max(0, int(record.joined.max(initial=-1)) + 1 - len(self._held))
+            self._held = np.append(self._held, np.full(new, self._models.latest))
+            if self._cache is not None:
+                self._cache.follow(record.joined, record.joined_size, record.left)
+
     def _evaluate(self) -> tuple[float, float]:
         """Loss and accuracy of the latest model; with `keep_best`, of the best, which takes its place."""
         loss, accuracy = self._evaluator.evaluate(self.model)
@@ -120,10 +133,13 @@ class Learner:
         self._models.add(self._models.latest, best)
         return loss, accuracy
 
-    def _train(self, clients: Ids, start: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
+    def _train(self, clients: Ids, bases: Ids, start: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
         """The updates of these clients, and which of them are sound."""
         self.trained += len(clients)
-        updates = self._trainer.train(clients, start, epochs=self._epochs)
+        if isinstance(self._trainer, Received):
+            updates = self._trainer.train(clients, start, epochs=self._epochs, bases=bases)
+        else:
+            updates = self._trainer.train(clients, start, epochs=self._epochs)
         return updates, torch.isfinite(updates).all(dim=1).cpu().numpy()
 
     # -- the rules ---------------------------------------------------------------------------------------------------
@@ -136,21 +152,24 @@ class Learner:
         commits = self._pending[~overwritten] + picked
         diverged = 0
         if len(commits):
-            updates, sound = self._train(commits.client, self._models.rows(commits.base))
+            updates, sound = self._train(commits.client, commits.base, self._models.rows(commits.base))
             self._cache.put(commits.client[sound], updates[torch.from_numpy(sound).to(updates.device)])
             diverged = int(np.count_nonzero(~sound))
         self._cache.refer(np.setdiff1d(record.deprecated, picked.client), record.version - 1)
         self._models.add(record.version, self._cache.aggregate())
+        # A client that committed counts as up to date (Eq. 3), and if it leaves now, it comes back with this version.
+        self._held[record.client[record.verdict != Verdict.REFUSED]] = record.version
         self._pending = _Commits.of(record, Verdict.UNDRAFTED)
         return diverged
 
     def _apply_own(self, record: RoundRecord) -> int:
         """Everyone goes on from its own model; they are summed when the record makes a version."""
         assert self._cache is not None
-        taken = record.client[record.verdict != Verdict.REFUSED]
+        chosen = record.verdict != Verdict.REFUSED
+        taken = record.client[chosen]
         diverged = 0
         if len(taken):
-            updates, sound = self._train(taken, self._cache.entries(taken))
+            updates, sound = self._train(taken, record.base[chosen], self._cache.entries(taken))
             self._cache.put(taken[sound], updates[torch.from_numpy(sound).to(updates.device)])
             diverged = int(np.count_nonzero(~sound))
         if record.version > self._models.latest:
@@ -179,7 +198,7 @@ class Learner:
                 self._models.add(version, self.model)
             return 0
         start = self._models.rows(wave.base)
-        updates, sound = self._train(wave.client, start)
+        updates, sound = self._train(wave.client, wave.base, start)
         share = wave.weight * sound
         for version in range(self._models.latest + 1, last + 1):
             chosen = wave.into == version

@@ -54,7 +54,7 @@ class Cache:
 
     An entry that equals a global model is a reference to its version and takes no room. The sum is held in double
     precision and computed anew every `refresh` changes of version, so that rounding cannot drift. Entries of more than
-    `memory_mb` are held in a memory-mapped file.
+    `memory_mb` are held in a memory-mapped file. A client that has left keeps its entry, with no weight.
     """
 
     def __init__(
@@ -62,7 +62,10 @@ class Cache:
     ) -> None:
         start = models[0]
         self._models = models
-        self._weight = torch.from_numpy(sizes / sizes.sum()).to(start.device)
+        self._memory_mb = memory_mb
+        self._size = sizes.copy()  # n_k
+        self._active = np.ones(len(sizes), dtype=np.bool_)
+        self._weight = self._weights()
         self._version = np.zeros(
             len(sizes), dtype=np.int64
         )  # the version that an entry equals, -1 for a model of its own
@@ -97,8 +100,44 @@ class Cache:
             self._move_sum(clients, self._models[version].expand(len(clients), -1))
             self._version[clients] = version
 
+    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
+        """Clients have come, with these n_k, and gone; the sum is then over those that are there.
+
+        The entry of a new client is the latest global model; one that comes back finds its entry as it was. A client
+        that both left and came ends as it began: there if it was there before, else (it came and left again) away.
+        """
+        present = np.zeros(max(len(self._size), int(joined.max(initial=-1)) + 1), dtype=np.int64)
+        present[: len(self._active)] = self._active
+        np.add.at(present, joined, 1)
+        np.subtract.at(present, left, 1)
+        self._make_room(len(present))
+        self._active = present > 0
+        self._size[joined] = sizes
+        self._weight = self._weights()
+        self._sum = self.exact_sum()
+
+    def _weights(self) -> Tensor:
+        """n_k over the sum of n_k of the clients that are there; 0 for the others."""
+        sizes = np.where(self._active, self._size, 0.0)
+        weights = sizes / sizes.sum() if self._active.any() else sizes
+        return torch.from_numpy(weights).to(self._models[self._models.latest].device)
+
+    def _make_room(self, count: int) -> None:
+        """Extend the arrays to `count` clients; the new ones have no size yet."""
+        known = len(self._size)
+        if count > known:
+            own = torch.from_numpy(np.flatnonzero(self._version < 0)).to(self._rows.device)
+            rows = _rows(count, self._models[self._models.latest], self._memory_mb)
+            rows[own.to(rows.device)] = self._rows[own].to(rows.device)
+            self._rows = rows
+            self._size = np.append(self._size, np.zeros(count - known))
+            self._active = np.append(self._active, np.zeros(count - known, dtype=np.bool_))
+            self._version = np.append(self._version, np.full(count - known, self._models.latest))
+
     def aggregate(self) -> Tensor:
-        """Eq. 7: the weighted sum of all entries."""
+        """Eq. 7: the weighted sum of all entries. While nobody is there, the latest model stays as it is."""
+        if not self._active.any():
+            return self._models[self._models.latest]
         self._age += 1
         if self._age % self._refresh == 0:
             self._sum = self.exact_sum()
@@ -123,6 +162,8 @@ class Cache:
         """Everything needed to go on later."""
         own = np.flatnonzero(self._version < 0)
         return {
+            "cache.size": torch.from_numpy(self._size.copy()),
+            "cache.active": torch.from_numpy(self._active.copy()),
             "cache.version": torch.from_numpy(self._version.copy()),
             "cache.rows": self._rows[torch.from_numpy(own).to(self._rows.device)].cpu(),
             "cache.sum": self._sum.to("cpu", copy=True),
@@ -130,7 +171,11 @@ class Cache:
         }
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state`."""
+        """Go on from `state`, whose clients may be more than those at the start."""
+        self._make_room(len(state["cache.size"]))
+        self._size = state["cache.size"].numpy().copy()
+        self._active = state["cache.active"].numpy().copy()
+        self._weight = self._weights()
         self._version = state["cache.version"].numpy().copy()
         own = torch.from_numpy(np.flatnonzero(self._version < 0)).to(self._rows.device)
         self._rows[own] = state["cache.rows"].to(self._rows.device)

@@ -1,0 +1,66 @@
+"""Replay: train the model of a run anew, from its records alone.
+
+The records of a run say who trained from which version and what became of it. That is enough to make its model again,
+whether the run was simulated or took place on real devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.errors import SafaError
+from safa.experiment import Learning, load_problem, make_shards
+from safa.runs import Run
+from safa.simulation import make_fleet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from safa.tasks.problem import Problem
+
+__all__ = ["replay"]
+
+_NEVER = sys.maxsize  # a number of rounds that no run has
+
+
+def replay(
+    run: Run, problem: Problem | None = None, shards: Sequence[NDArray[np.int64]] | None = None
+) -> dict[str, Tensor]:
+    """The last global model of a run, trained anew from its records, as a module's state.
+
+    `shards` says by client number which training samples a client holds, where that is not what the run's settings
+    say: in a deployment, clients are numbered in the order in which they enrolled.
+    """
+    first, ever = _clients(run)
+    settings = replace(run.settings, eval_every=_NEVER)
+    problem = problem or load_problem(settings.task)
+    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
+    given = make_shards(settings, problem, sizes) if shards is None else shards
+    if ever > len(given):
+        raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")
+    if first != len(sizes):
+        sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
+    learning = Learning(settings, problem, sizes, shards=given)
+    for record in run.records():
+        learning.learner.apply(record)
+    return learning.model()
+
+
+def _clients(run: Run) -> tuple[int, int]:
+    """How many clients there were before the first round, and how many there ever were."""
+    if not run.settings.train:
+        raise SafaError("this run only simulated its rounds: it trained nothing that could be replayed")
+    first = ever = 0
+    for record in run.records():
+        if record.round == 1:
+            ever = first = record.clients - len(record.joined) + len(record.left)
+        ever = max(ever, int(record.joined.max(initial=-1)) + 1)
+    if not ever:
+        raise SafaError("no client took part in a finished round of this run: it trained nothing")
+    return first, ever

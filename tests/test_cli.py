@@ -316,3 +316,18 @@ def test_bias_refuses_nonsense(
     assert main(["bias", *arguments, "--out", str(tmp_path / "bias")]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "bias").exists()
+
+
+def test_replay_makes_the_model_anew(tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tmp_path / "run")
+    assert main(["run", "digits", "--rounds", "4", "--out", folder, "--quiet"]) == 0
+    assert main(["replay", folder, "--out", str(tmp_path / "again.safetensors")]) == 0
+    assert "is equal to the run's own" in capsys.readouterr().out
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+def test_replay_of_a_run_that_trained_nothing_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tmp_path / "run")
+    assert main(["run", "boston", "--no-train", "--rounds", "2", "--out", folder, "--quiet"]) == 0
+    assert main(["replay", folder]) == 2
+    assert "trained nothing" in capsys.readouterr().err

@@ -20,8 +20,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learning": {"numpy", "torch", "safa.tasks"},
     "analysis": {"numpy"},
     "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.settings"},
-    "paper": {"numpy", "torch", "altair", "safa"},
+    "paper": {"numpy", "torch", "altair", "rich", "safa"},
     "testing": {"numpy", "safa.protocol"},
+    "deploy": {"numpy", "torch", "flwr", "cryptography", "safa"},
 }
 """Room -> what it may import besides the standard library, itself and the hall."""
 

@@ -193,8 +193,11 @@ def _bias(arguments: argparse.Namespace) -> None:
 
 def _print_reproduction(found: Reproduction) -> None:
     """What was met, and what holds."""
+    from safa.paper.findings import CLASS_HEAD, class_rows
+
     console = Console(highlight=False)
-    for head, rows in (found.met(), found.holds()):
+    verdicts = [[one.words, one.verdict] for one in found.claims]
+    for head, rows in ((CLASS_HEAD, class_rows(found)), (["claim", "verdict"], verdicts)):
         table = Table(*head, box=None, pad_edge=False)
         for row in rows:
             table.add_row(*row)

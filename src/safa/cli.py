@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["entry", "main"]
 
 _STOPPED = 130
+_GOOD_ORDER_S = 8.0
 _PROGRESS_AFTER_S = 2.0
 _MOST_ROWS = 40
 _TABLE_WIDTH = 110
@@ -87,9 +89,18 @@ def entry() -> NoReturn:
 
 
 def _first_interrupt(*_: Any) -> None:
-    """Ctrl-C stops in good order; a second one, at any moment, at once."""
+    """Ctrl-C stops in good order, if that takes no longer than a few seconds; a second one, at any moment, at once."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_STOPPED))
+    watchdog = threading.Timer(_GOOD_ORDER_S, _leave)
+    watchdog.daemon = True
+    watchdog.start()
     raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    """Stop from outside of the main thread, which may be lost in somebody else's code; what is kept is on the disk."""
+    print("safa: stopped", file=sys.stderr, flush=True)
+    os._exit(_STOPPED)
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

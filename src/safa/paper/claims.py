@@ -1,7 +1,7 @@
 """The paper's headline claims, each with a verdict and the figures that decide it.
 
 A claim is held against the measured figures twice: accounted for as the paper did, and with the accounting put right.
-What counts as holding is said in words beside it, and was written down as code, so that no verdict depends on a mood.
+What counts as holding is said in words beside it. The rules were written after first results had been seen.
 """
 
 from __future__ import annotations

@@ -133,7 +133,10 @@ def rules(found: Reproduction) -> list[str]:
 
 
 CLAIM_HEAD = ["claim", "verdict", "the paper's own tables", "measured as the paper accounts", "measured, corrected"]
-ABOUT_CLAIMS = "What counts as holding is fixed in the code of the command:"
+ABOUT_CLAIMS = (
+    "What counts as holding was settled after first results had been seen, so hold the figures themselves against your "
+    "own idea of it:"
+)
 ABOUT_FIRST = (
     "Median virtual time until the target accuracy ("
     + ", ".join(f"{task} {target:g}" for task, target in TARGETS.items())

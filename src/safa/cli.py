@@ -12,9 +12,7 @@ import signal
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -22,14 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 import safa
+from safa.arguments import add_settings, foreign_settings, given_settings, settings_of
 from safa.errors import SafaError
 from safa.experiment import Experiment, play, take_up
-from safa.paper import PRESETS
 from safa.paper.collect import RESULTS
 from safa.paper.commands import add_bias, add_reproduce
 from safa.protocol import available
 from safa.runs import RunWriter, load_run, new_folder, next_folder, plain, write_atomically
-from safa.settings import Settings
 from safa.show import print_rows, print_summary, with_progress
 from safa.simulation import make_fleet
 from safa.sweep import combinations, run_sweep
@@ -119,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
-    _add_settings(run, lists=False)
+    add_settings(run, lists=False)
     run.add_argument("--config", metavar="FILE", help="settings from a config.toml; options given here go before it")
     run.add_argument("--resume", metavar="DIR", help="go on with the run in this folder where it was stopped")
     run.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object, nothing else")
@@ -138,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     sweep.add_argument("task", metavar="TASK", help=f"one or more of {', '.join(TASKS)}")
-    _add_settings(sweep, lists=True)
+    add_settings(sweep, lists=True)
     sweep.add_argument("--out", metavar="DIR", help="write DIR/results.csv (default: a new folder in runs/)")
     sweep.add_argument(
         "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
@@ -174,76 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
-    """An option for every setting; one that was not given leaves no trace, so that defaults stay in one place."""
-    groups: dict[str, Any] = {}
-    for item in fields(Settings):
-        if not item.metadata:
-            continue
-        title = item.metadata["group"]
-        group = groups.setdefault(title, parser.add_argument_group(title))
-        flag = item.metadata["flag"] or f"--{item.name.replace('_', '-')}"
-        default = "the task's" if item.default is MISSING else item.default
-        default = {True: "yes", False: "no"}.get(default, default) if isinstance(default, bool) else default
-        group.add_argument(
-            flag,
-            dest=item.name,
-            type=(lambda text: text.split(",")) if lists else (lambda text: [text]),
-            default=argparse.SUPPRESS,
-            metavar="FILE" if item.metadata["is_file"] else _metavar(item.metadata["choices"], str(item.type)),
-            help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
-        )
-    parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
-    parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of a protocol from another package"
-    )
-    parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
-    parser.add_argument("--force", action="store_true", help="replace an output folder that already holds a run")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no table")
-
-
-def _metavar(choices: tuple[str, ...] | None, kind: str) -> str:
-    return "|".join(choices) if choices else {"int": "N", "float": "X", "bool": "yes|no"}.get(kind, "NAME")
-
-
-def _convert(text: str, name: str, kind: str) -> Any:
-    """The value of a setting from its text; what is allowed is checked by `Settings`."""
-    if kind == "bool":
-        words = {"yes": True, "true": True, "no": False, "false": False}
-        if text.lower() not in words:
-            raise SafaError(f"{name} must be yes or no, not {text!r}")
-        return words[text.lower()]
-    if kind not in ("int", "float"):
-        return text
-    try:
-        return int(text) if kind == "int" and text.lstrip("+-").isdigit() else float(text)
-    except ValueError:
-        raise SafaError(f"{name} must be a number, not {text!r}") from None
-
-
-def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
-    """The settings that were given on the command line, each as a list of values."""
-    return {
-        item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
-        for item in fields(Settings)
-        if item.metadata and hasattr(arguments, item.name)
-    } | ({"train": [False]} if arguments.no_train else {})
-
-
-def _foreign(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What --set gives, each value a number, true, false or text."""
-    options = {}
-    for text in arguments.set:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise SafaError(f"--set needs NAME=VALUE, not {text!r}")
-        try:
-            options[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[name] = value
-    return options
-
-
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -274,14 +201,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
     """A new run, from the command line and a config file."""
-    config = Settings.read_toml(arguments.config) if arguments.config else {}
-    named = config.pop("task", None)
-    task = arguments.task or named
-    if task is None:
-        raise SafaError(f"name a task, one of {', '.join(TASKS)}")
-    options = dict(config.pop("protocol_options", {})) | _foreign(arguments)
-    given = {name: value for name, (value,) in _given(arguments).items()}
-    settings = Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)
+    settings = settings_of(arguments)
     experiment = Experiment(settings)
     folder = Path(arguments.out) if arguments.out else None
     if folder is None and settings.train and not arguments.json:
@@ -291,7 +211,7 @@ def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
     """A run that was stopped; all of its settings are in its folder."""
-    if arguments.task or arguments.config or arguments.out or _given(arguments):
+    if arguments.task or arguments.config or arguments.out or given_settings(arguments):
         raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
     return take_up(arguments.resume)
 
@@ -299,8 +219,8 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | Non
 def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.workers < 1:
         raise SafaError(f"workers must be at least 1, not {arguments.workers}")
-    given: dict[str, Any] = _given(arguments)
-    options = _foreign(arguments)
+    given: dict[str, Any] = given_settings(arguments)
+    options = foreign_settings(arguments)
     if options:
         given["protocol_options"] = [options]
     tasks = [name.strip() for name in arguments.task.split(",")]

@@ -22,12 +22,12 @@ from safa.protocol.fedavg import AVERAGINGS
 from safa.tasks import Task, check_partition, find_task
 from safa.vocabulary import OPTIMISERS, TRAINERS
 
-__all__ = ["CLOCKS", "Settings"]
+__all__ = ["CLOCKS", "Settings", "as_toml", "checked", "option"]
 
 CLOCKS = ("causal", "paper")
 
 
-def _option(
+def option(
     default: Any,
     help_text: str,
     *,
@@ -64,109 +64,109 @@ class Settings:
     """Everything that decides a run. Build it with `Settings.of(task, ...)`, which fills in the task's defaults."""
 
     task: str
-    protocol: str = _option("safa", "the protocol; `safa protocols` lists them", group=_RUN)
-    clock: str = _option(
+    protocol: str = option("safa", "the protocol; `safa protocols` lists them", group=_RUN)
+    clock: str = option(
         "causal", "causal: an update counts when it arrives; paper: the idealised rounds of its tables", group=_RUN,
         choices=CLOCKS,
     )  # fmt: skip
-    seed: int = _option(0, "the seed of the world; same seed, same world for every protocol", group=_RUN, least=0)
+    seed: int = option(0, "the seed of the world; same seed, same world for every protocol", group=_RUN, least=0)
 
-    fraction: float = _option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
-    lag_tolerance: int = _option(
+    fraction: float = option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
+    lag_tolerance: int = option(
         5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1
     )
-    rounds: int = _option(None, "r: how many rounds", group=_WORK, least=1)
-    clients: int = _option(None, "m: how many clients", group=_WORK, least=1)
-    epochs: int = _option(None, "E: passes over its data that a client makes for one update", group=_WORK, least=1)
-    batch_size: int = _option(None, "B: samples in a mini-batch", group=_WORK, least=1)
-    lr: float = _option(None, "the learning rate", group=_WORK, above=0)
-    round_limit_s: float = _option(
+    rounds: int = option(None, "r: how many rounds", group=_WORK, least=1)
+    clients: int = option(None, "m: how many clients", group=_WORK, least=1)
+    epochs: int = option(None, "E: passes over its data that a client makes for one update", group=_WORK, least=1)
+    batch_size: int = option(None, "B: samples in a mini-batch", group=_WORK, least=1)
+    lr: float = option(None, "the learning rate", group=_WORK, above=0)
+    round_limit_s: float = option(
         None, "T_lim: when a round is closed at the latest, in seconds (inf: never)", group=_WORK, flag="--round-limit",
         above=0,
     )  # fmt: skip
-    averaging: str = _option(
+    averaging: str = option(
         "participants", "what FedAvg and FedCS average over: the participants (McMahan) or the population (the paper)",
         group=_WORK, choices=AVERAGINGS,
     )  # fmt: skip
 
-    crash_rate: float = _option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
-    fault_model: str = _option(
+    crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
+    fault_model: str = option(
         "attempt", "whether a client is struck once per attempt or once per round (causal clock)", group=_WORLD,
         choices=FAULT_MODELS,
     )  # fmt: skip
-    keep_progress: bool = _option(True, "whether a client that crashed goes on where it was", group=_WORLD)
-    detection_delay_s: float = _option(
+    keep_progress: bool = option(True, "whether a client that crashed goes on where it was", group=_WORLD)
+    detection_delay_s: float = option(
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
         flag="--detection-delay", least=0,
     )  # fmt: skip
-    mean_size: float = _option(None, "mean number of samples that a client holds", group=_WORLD, least=1)
-    size_distribution: str = _option(
+    mean_size: float = option(None, "mean number of samples that a client holds", group=_WORLD, least=1)
+    size_distribution: str = option(
         "normal", "how the clients' numbers of samples differ", group=_WORLD, choices=SIZE_DISTRIBUTIONS
     )
-    size_spread: float = _option(0.3, "standard deviation of a normal size over its mean", group=_WORLD, least=0)
-    speed_distribution: str = _option(
+    size_spread: float = option(0.3, "standard deviation of a normal size over its mean", group=_WORLD, least=0)
+    speed_distribution: str = option(
         "exponential", "how the clients' speeds differ", group=_WORLD, choices=SPEED_DISTRIBUTIONS
     )
-    speed_mean: float = _option(1.0, "mean speed in mini-batches per second", group=_WORLD, above=0)
-    speed_spread: float = _option(
+    speed_mean: float = option(1.0, "mean speed in mini-batches per second", group=_WORLD, above=0)
+    speed_spread: float = option(
         0.5, "standard deviation over the mean (normal), or sigma of the logarithm (lognormal)", group=_WORLD, least=0
     )
-    speed_floor: float = _option(None, "a speed below this is drawn again", group=_WORLD, above=0)
-    down_mbps: float = _option(1.4, "a client's download bandwidth in Mbit/s", group=_WORLD, above=0)
-    up_mbps: float = _option(1.4, "a client's upload bandwidth in Mbit/s", group=_WORLD, above=0)
-    server_mbps: float = _option(10_000.0, "the server's bandwidth in Mbit/s", group=_WORLD, above=0)
-    model_size_mb: float = _option(10.0, "the size of the model on the wire in MB", group=_WORLD, least=0)
-    speeds: str | None = _option(
+    speed_floor: float = option(None, "a speed below this is drawn again", group=_WORLD, above=0)
+    down_mbps: float = option(1.4, "a client's download bandwidth in Mbit/s", group=_WORLD, above=0)
+    up_mbps: float = option(1.4, "a client's upload bandwidth in Mbit/s", group=_WORLD, above=0)
+    server_mbps: float = option(10_000.0, "the server's bandwidth in Mbit/s", group=_WORLD, above=0)
+    model_size_mb: float = option(10.0, "the size of the model on the wire in MB", group=_WORLD, least=0)
+    speeds: str | None = option(
         None, "speeds from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
     )
-    sizes: str | None = _option(
+    sizes: str | None = option(
         None, "sizes from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
     )
-    links: str | None = _option(
+    links: str | None = option(
         None,
         "bandwidths from a CSV file with columns down_mbps,up_mbps, a line per client",
         group=_WORLD,
         is_file=True,
     )
-    trace: str | None = _option(
+    trace: str | None = option(
         None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s", group=_WORLD,
         is_file=True,
     )  # fmt: skip
 
-    estimate_error: float = _option(
+    estimate_error: float = option(
         0.0, "how far FedCS is off when it guesses a client's time (sigma of the logarithm)", group=_RIVALS, least=0
     )
-    mixing: float = _option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_RIVALS, above=0, most=1)
-    staleness: str = _option("polynomial", "how FedAsync discounts a stale update", group=_RIVALS, choices=STALENESSES)
-    staleness_exponent: float = _option(0.5, "a in (1+lag)^-a, polynomial staleness", group=_RIVALS, least=0)
-    hinge_slope: float = _option(10.0, "a in 1/(a(lag-b)+1), hinge staleness", group=_RIVALS, least=0)
-    hinge_lag: float = _option(4.0, "b, the lag up to which hinge staleness discounts nothing", group=_RIVALS, least=0)
-    buffer_size: int = _option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
-    server_lr: float = _option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0)
+    mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_RIVALS, above=0, most=1)
+    staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_RIVALS, choices=STALENESSES)
+    staleness_exponent: float = option(0.5, "a in (1+lag)^-a, polynomial staleness", group=_RIVALS, least=0)
+    hinge_slope: float = option(10.0, "a in 1/(a(lag-b)+1), hinge staleness", group=_RIVALS, least=0)
+    hinge_lag: float = option(4.0, "b, the lag up to which hinge staleness discounts nothing", group=_RIVALS, least=0)
+    buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
+    server_lr: float = option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0)
 
-    partition: str = _option(
+    partition: str = option(
         "contiguous", "who holds which samples: contiguous (the paper), iid, dirichlet:ALPHA or shards:N", group=_LEARN
     )
-    trainer: str = _option(
+    trainer: str = option(
         "batched", "batched: many clients at once; serial: one after the other, slow, the oracle", group=_LEARN,
         choices=TRAINERS,
     )  # fmt: skip
-    device: str = _option("cpu", "where to train: cpu or cuda", group=_LEARN)
-    tf32: bool = _option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
-    optimiser: str = _option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
-    momentum: float = _option(0.0, "momentum of SGD", group=_LEARN, least=0)
-    weight_decay: float = _option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0)
-    proximal: float = _option(0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0)
-    eval_every: int = _option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
-    eval_clients: bool = _option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
-    keep_best: bool = _option(
+    device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)
+    tf32: bool = option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
+    optimiser: str = option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
+    momentum: float = option(0.0, "momentum of SGD", group=_LEARN, least=0)
+    weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0)
+    proximal: float = option(0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0)
+    eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
+    eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
+    keep_best: bool = option(
         False, "send out the best model so far by test loss, as the paper did: this peeks at the test set", group=_LEARN
     )
-    warm_start: bool = _option(
+    warm_start: bool = option(
         False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN
     )
-    memory_mb: float = _option(4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0)
-    checkpoint_every: int = _option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
+    memory_mb: float = option(4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0)
+    checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)
     """Whether a model is trained, or the rounds are simulated only."""
     protocol_options: Mapping[str, Any] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Settings:
     def __post_init__(self) -> None:
         for item in fields(self):
             if item.metadata:
-                object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), item))
+                object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item))
         check_partition(self.partition)
         known = registry.parameters(registry.find(self.protocol))
         for name in self.protocol_options:
@@ -217,12 +217,16 @@ class Settings:
     def to_toml(self) -> str:
         """A config file that says everything needed to run this again."""
         lines = [
-            f"{item.name} = {_toml(getattr(self, item.name))}"
+            f"{item.name} = {as_toml(getattr(self, item.name))}"
             for item in fields(self)
             if item.name != "protocol_options" and getattr(self, item.name) is not None
         ]
         if self.protocol_options:
-            lines += ["", "[protocol_options]", *(f"{name} = {_toml(v)}" for name, v in self.protocol_options.items())]
+            lines += [
+                "",
+                "[protocol_options]",
+                *(f"{name} = {as_toml(v)}" for name, v in self.protocol_options.items()),
+            ]
         return "\n".join(lines) + "\n"
 
     @staticmethod
@@ -237,7 +241,7 @@ class Settings:
             raise SafaError(f"{path} is not a config file: {problem}") from None
 
 
-def _checked(name: str, value: Any, item: Any) -> Any:
+def checked(name: str, value: Any, item: Any) -> Any:
     """The value in its proper type, or an error that says what was wrong, what was given and what is allowed."""
     allowed = item.metadata
     if allowed["is_file"]:
@@ -262,7 +266,8 @@ def _checked_number(name: str, value: Any, item: Any) -> int | float:
     return int(value) if whole else float(value)
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safa.deploy.screening import Reason, Refused, shown
 from safa.errors import SafaError
 
-__all__ = ["KINDS", "Kind", "Like", "Packed", "Parcel", "bytes_of", "like", "pack", "unpack"]
+__all__ = ["KINDS", "Kind", "Like", "Packed", "Parcel", "after", "bytes_of", "change", "like", "pack", "unpack"]
 
 Kind = Literal["float32", "float16", "int8"]
 """How floating-point numbers travel."""
@@ -70,6 +70,20 @@ def bytes_of(parcel: Parcel) -> int:
 def like(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
     """What a model looks like, to check a parcel against."""
     return {name: (tensor.shape, tensor.dtype.name) for name, tensor in tensors.items()}
+
+
+def change(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What an update changed: update - base where numbers are floating-point; everything else as it is."""
+    return {name: tensor - base[name] if _is_floating(tensor) else tensor for name, tensor in update.items()}
+
+
+def after(changed: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The update that changed this much: base + change where numbers are floating-point."""
+    return {name: base[name] + tensor if _is_floating(tensor) else tensor for name, tensor in changed.items()}
+
+
+def _is_floating(tensor: NDArray[Any]) -> bool:
+    return np.issubdtype(tensor.dtype, np.floating)
 
 
 # -- packing: what is wrong here is one's own ------------------------------------------------------------------------

@@ -1,0 +1,270 @@
+"""What server and device say to each other, and how it looks in Flower's records.
+
+    server                                             device
+    Invitation    who are you?                  ->
+                                                <-     Introduction   a name, a size n_k, and what else there is to say
+    Order         train from this model         ->
+                                                <-     Update         the model that came of it, or its change
+                                                <-     Missing        I do not hold that model: send it
+
+A device that cannot do what it was asked answers with a `Failure`; so does Flower in its stead where the device or the
+network has failed. An order names the model to start from by its version and its digest. It brings the model along
+where the protocol sends one; where a client is to go on with what it holds, it does not.
+
+What a device says is read with suspicion: whatever is wrong with it is a `Refused`, never an exception.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from safa.deploy.screening import Reason, Refused
+from safa.deploy.wire import Kind, Packed, Parcel
+from safa.errors import SafaError
+
+__all__ = [
+    "Failure",
+    "Introduction",
+    "Invitation",
+    "Missing",
+    "Order",
+    "Update",
+    "digest_of",
+    "read_answer",
+    "read_introduction",
+    "read_invitation",
+    "read_order",
+    "written",
+]
+
+_HEAD, _MODEL, _SCALES, _DETAILS = "safa", "model", "scales", "details"
+_STYPE = "safa.raw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """The server asks a node who it is."""
+
+    deployment: str
+    """Which deployment this is; what a device has kept for another one is of no use here."""
+    config: str
+    """The settings of the run, as TOML."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """A node says who it is."""
+
+    name: str
+    size: float
+    """n_k."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else it says of itself: `partition`, where its data is that part of the task's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The server asks a client to train."""
+
+    deployment: str
+    attempt: int
+    """No two orders of a deployment have the same."""
+    version: int
+    """The version of the model to start from."""
+    digest: str
+    """What `digest_of` says of that model as it looks after its travel."""
+    own: bool
+    """Whether to start from the client's own last update instead (fully local training)."""
+    wire: Kind
+    """How the update is to travel."""
+    config: str
+    """The settings of the run, as TOML."""
+    model: Parcel | None
+    """The model, if it is sent along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """A client's answer: the model that its training came to."""
+
+    attempt: int
+    version: int
+    seconds: float
+    """How long it trained, as it says."""
+    parcel: Parcel
+    """With float32 the model; otherwise its change, which loses less."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all that travelled as numbers."""
+        return sum(len(tensor.data) for tensor in self.parcel.tensors.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A client's answer: it does not hold the model that it is to go on from."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """No answer will come: the device, its app or the network has failed."""
+
+    why: str
+    code: int = 0
+    """Flower's error code; 0 where the device itself said so."""
+
+
+def digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:
+    """A fingerprint of a model, the same on every machine."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}:{tensor.dtype.name}:{tensor.shape};".encode())
+        found.update(np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def written(letter: Invitation | Introduction | Order | Update | Missing | Failure) -> RecordDict:
+    """A letter as Flower's records."""
+    parcel = letter.model if isinstance(letter, Order) else letter.parcel if isinstance(letter, Update) else None
+    head = {
+        name: value
+        for name, value in vars(letter).items()
+        if name not in ("model", "parcel", "details") and value is not None
+    }
+    head["letter"] = type(letter).__name__
+    content = RecordDict()
+    if isinstance(letter, Introduction):
+        content[_DETAILS] = ConfigRecord(dict(letter.details))
+    if parcel is not None:
+        head["kind"] = parcel.kind
+        arrays = {
+            name: Array(dtype=tensor.dtype, shape=tensor.shape, stype=_STYPE, data=tensor.data)
+            for name, tensor in parcel.tensors.items()
+        }
+        content[_MODEL] = ArrayRecord(arrays)
+        scales = {name: tensor.scale for name, tensor in parcel.tensors.items() if tensor.scale is not None}
+        content[_SCALES] = ConfigRecord(cast(dict[str, Any], scales))
+    content[_HEAD] = ConfigRecord(head)
+    return content
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _UnreadableError(Exception):
+    """What was sent is not a letter of that kind."""
+
+
+def read_invitation(content: RecordDict) -> Invitation:
+    """An invitation, on the device."""
+    return cast(Invitation, _from_server(content, Invitation))
+
+
+def read_order(content: RecordDict) -> Order:
+    """An order, on the device."""
+    return cast(Order, _from_server(content, Order))
+
+
+def _from_server(content: RecordDict, kind: type[Invitation] | type[Order]) -> Invitation | Order:
+    try:
+        head = _head(content, kind.__name__)
+        if kind is Invitation:
+            return Invitation(deployment=_text(head, "deployment"), config=_text(head, "config"))
+        return Order(
+            deployment=_text(head, "deployment"),
+            attempt=_whole(head, "attempt"),
+            version=_whole(head, "version"),
+            digest=_text(head, "digest"),
+            own=head.get("own") is True,
+            wire=cast(Kind, _text(head, "wire")),
+            config=_text(head, "config"),
+            model=_parcel(content, head) if _MODEL in content else None,
+        )
+    except _UnreadableError as problem:
+        raise SafaError(f"the server speaks another language ({problem}): is it of the same version?") from None
+
+
+def read_introduction(content: RecordDict) -> Introduction | Failure | Refused:
+    """What a node says of itself; whether that is acceptable is for the roster to say."""
+    try:
+        head = _head(content, "Introduction", "Failure")
+        if head["letter"] == "Failure":
+            return Failure(why=_text(head, "why")[:500])
+        details = content.get(_DETAILS)
+        if not isinstance(details, ConfigRecord):
+            raise _UnreadableError("there are no details")
+        return Introduction(name=_text(head, "name"), size=_number(head, "size"), details=dict(details))
+    except _UnreadableError as problem:
+        return Refused(Reason.UNREADABLE, str(problem))
+
+
+def read_answer(content: RecordDict) -> Update | Missing | Failure | Refused:
+    """What a client answers to an order."""
+    try:
+        head = _head(content, "Update", "Missing", "Failure")
+        if head["letter"] == "Failure":
+            return Failure(why=_text(head, "why")[:500])
+        if head["letter"] == "Missing":
+            return Missing(attempt=_whole(head, "attempt"))
+        return Update(
+            attempt=_whole(head, "attempt"),
+            version=_whole(head, "version"),
+            seconds=_number(head, "seconds"),
+            parcel=_parcel(content, head),
+        )
+    except _UnreadableError as problem:
+        return Refused(Reason.UNREADABLE, str(problem))
+
+
+def _head(content: RecordDict, *kinds: str) -> Mapping[str, Any]:
+    head = content.get(_HEAD)
+    if not isinstance(head, ConfigRecord) or head.get("letter") not in kinds:
+        raise _UnreadableError(f"it is no {' or '.join(kinds)}")
+    return head
+
+
+def _parcel(content: RecordDict, head: Mapping[str, Any]) -> Parcel:
+    model, scales = content.get(_MODEL), content.get(_SCALES)
+    if not isinstance(model, ArrayRecord) or not isinstance(scales, ConfigRecord):
+        raise _UnreadableError("it holds no model")
+    tensors = {}
+    for name, array in model.items():
+        if array.stype != _STYPE:
+            raise _UnreadableError("its tensors are not raw bytes")
+        scale = cast("float | None", scales.get(name))
+        tensors[name] = Packed(dtype=array.dtype, shape=tuple(array.shape), data=array.data, scale=scale)
+    return Parcel(kind=cast(Kind, _text(head, "kind")), tensors=tensors)
+
+
+def _text(head: Mapping[str, Any], name: str) -> str:
+    value = head.get(name)
+    if not isinstance(value, str):
+        raise _UnreadableError(f"{name} is not text")
+    return value
+
+
+def _whole(head: Mapping[str, Any], name: str) -> int:
+    value = head.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _UnreadableError(f"{name} is not a whole number")
+    return value
+
+
+def _number(head: Mapping[str, Any], name: str) -> float:
+    value = head.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _UnreadableError(f"{name} is not a number")
+    return float(value)

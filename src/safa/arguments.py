@@ -101,6 +101,7 @@ def foreign_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of a new run, from the command line and its config file."""
     config = Settings.read_toml(arguments.config) if arguments.config else {}
+    config.pop("deploy", None)  # what an operator decides about a deployment is not for a run (`safa.deploy.options`)
     named = config.pop("task", None)
     task = arguments.task or named
     if task is None:

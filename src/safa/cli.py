@@ -21,6 +21,7 @@ from rich.table import Table
 
 import safa
 from safa.arguments import add_settings, foreign_settings, given_settings, settings_of
+from safa.deploy.commands import add_deploy
 from safa.errors import SafaError
 from safa.experiment import Experiment, play, take_up
 from safa.paper.collect import RESULTS
@@ -163,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_reproduce(commands)
     add_bias(commands)
+    add_deploy(commands)
 
     protocols = commands.add_parser("protocols", help="list the protocols", allow_abbrev=False)
     protocols.set_defaults(command=_protocols)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from safa.learning import Trainer
+    from safa.learning import Optimiser, Trainer
     from safa.tasks.problem import Problem
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Learning",
     "find_device",
     "load_problem",
+    "make_optimiser",
     "make_shards",
     "play",
     "simulate",
@@ -219,22 +220,29 @@ def _trainer(
     settings: Settings, problem: Problem, shards: Sequence[NDArray[np.int64]], device: torch.device
 ) -> Trainer:
     """The trainer that the settings ask for."""
-    from safa.learning import Optimiser, make_trainer
+    from safa.learning import make_trainer
 
     return make_trainer(
         settings.trainer,
         problem,
         shards,
         batch_size=settings.batch_size,
-        optimiser=Optimiser(
-            kind=settings.optimiser,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            proximal=settings.proximal,
-        ),
+        optimiser=make_optimiser(settings),
         device=device,
         memory_mb=settings.memory_mb,
+    )
+
+
+def make_optimiser(settings: Settings) -> Optimiser:
+    """The clients' optimiser."""
+    from safa.learning import Optimiser
+
+    return Optimiser(
+        kind=settings.optimiser,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        proximal=settings.proximal,
     )
 
 

@@ -35,13 +35,14 @@ def replay(
     """The last global model of a run, trained anew from its records, as a module's state.
 
     `shards` says by client number which training samples a client holds, where that is not what the run's settings
-    say: in a deployment, clients are numbered in the order in which they enrolled.
+    say. In a deployment, clients are numbered in the order in which they enrolled; its roster says which part of the
+    task's data each of them holds.
     """
     first, ever = _clients(run)
     settings = replace(run.settings, eval_every=_NEVER)
     problem = problem or load_problem(settings.task)
     sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
-    given = make_shards(settings, problem, sizes) if shards is None else shards
+    given = _rostered(run, make_shards(settings, problem, sizes)) if shards is None else shards
     if ever > len(given):
         raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")
     if first != len(sizes):
@@ -50,6 +51,20 @@ def replay(
     for record in run.records():
         learning.learner.apply(record)
     return learning.model()
+
+
+def _rostered(run: Run, parts: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[np.int64]]:
+    """The parts of a task's data by client number."""
+    roster = run.roster()
+    if roster is None:
+        return parts
+    found = []
+    for member in roster:
+        part = member["details"].get("partition")
+        if not isinstance(part, int) or not 0 <= part < len(parts):
+            raise SafaError(f"the data of {member['name']} is its own and not here; give the shards to replay with")
+        found.append(parts[part])
+    return found
 
 
 def _clients(run: Run) -> tuple[int, int]:

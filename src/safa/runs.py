@@ -22,10 +22,12 @@ from safa.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Run", "RunWriter", "load_run", "new_folder", "next_folder", "plain", "write_atomically"]
+__all__ = ["ROSTER", "Run", "RunWriter", "load_run", "new_folder", "next_folder", "plain", "write_atomically"]
 
 _MARKS = ("config.toml", "results.csv")
 _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
+ROSTER = "roster.json"
+"""In a deployment: who its clients are, by number, with name, size and details."""
 _CHECKPOINT = Path("checkpoint") / "state.safetensors"
 
 
@@ -98,14 +100,17 @@ class RunWriter:
         """Append a round, as one line in one write."""
         self._rounds.write(record.to_json().encode() + b"\n")
 
-    def checkpoint(self, finished: int, state: dict[str, Tensor]) -> None:
-        """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it."""
+    def checkpoint(self, finished: int, state: dict[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+        """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it.
+
+        `notes` is what else is to be kept with it, as text by name.
+        """
         from safetensors.torch import save
 
         os.fsync(self._rounds.fileno())
         path = self.folder / _CHECKPOINT
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, save(state, metadata={"rounds": str(finished)}))
+        write_atomically(path, save(state, metadata={**(notes or {}), "rounds": str(finished)}))
 
     def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
         """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
@@ -150,15 +155,28 @@ class Run:
 
         return load_file(self.folder / _MODEL)
 
+    def roster(self) -> list[dict[str, Any]] | None:
+        """The clients of a deployment by number, each with name, size and details; None for a simulation."""
+        path = self.folder / ROSTER if self.folder else None
+        if path is None or not path.is_file():
+            return None
+        members: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return members
+
     def checkpoint(self) -> tuple[int, dict[str, Tensor]]:
         """After how many rounds the last checkpoint was written, and what had been learnt by then."""
+        notes, state = self.checkpoint_with_notes()
+        return int(notes.get("rounds", 0)), state
+
+    def checkpoint_with_notes(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """The notes of the last checkpoint, `rounds` among them, and what had been learnt; both empty if none is."""
         from safetensors import safe_open
 
         path = self.folder / _CHECKPOINT if self.folder else None
         if path is None or not path.is_file():
-            return 0, {}
+            return {}, {}
         with safe_open(path, framework="pt") as file:
-            return int(file.metadata()["rounds"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def load_run(folder: str | Path) -> Run:

@@ -185,3 +185,15 @@ def test_fedbuff_makes_a_version_of_every_k_updates() -> None:
 def test_fedbuff_turns_down_wrong_settings(settings: dict[str, float]) -> None:
     with pytest.raises(SafaError, match="must be"):
         FedBuff([1], fraction=1.0, **settings)  # type: ignore[arg-type]
+
+
+def test_what_becomes_of_an_update_is_known_as_soon_as_it_came() -> None:
+    protocol = FedBuff([1, 1, 1], fraction=1.0, buffer_size=2)
+    open_round(protocol, 0)
+    merges = []
+    for client in range(3):
+        arrive(protocol, [client], client + 1.0)
+        merges.append(protocol.last_merge)
+    record = protocol.close_round(now=4.0)
+    assert merges == list(zip(record.weight.tolist(), record.into.tolist(), strict=True))
+    assert [into for _, into in merges] == [1, 1, 2]

@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from safa.deploy.screening import Reason, Refused
-from safa.deploy.wire import Kind, Packed, Parcel
+from safa.deploy.wire import Kind, Packed, Parcel, bytes_of
 from safa.errors import SafaError
 
 __all__ = [
@@ -105,7 +105,7 @@ class Update:
     @property
     def size_bytes(self) -> int:
         """The bytes of all that travelled as numbers."""
-        return sum(len(tensor.data) for tensor in self.parcel.tensors.values())
+        return bytes_of(self.parcel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,8 @@ class Reason(StrEnum):
     """The server does not hold the model that it is based on."""
     FUTURE_VERSION = "future version"
     """It is based on a version that is not there yet."""
+    STALE_VERSION = "stale version"
+    """It is based on another version than the one that the client was asked to train."""
     UNREADABLE = "unreadable"
     """Its bytes are not what they claim to be."""
     SHAPES = "shapes"

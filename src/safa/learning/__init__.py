@@ -1,5 +1,6 @@
 """Learning: applies a stream of round records to a problem. Decides nothing about a round."""
 
+from safa.learning.attempt import Attempt
 from safa.learning.evaluation import Evaluator
 from safa.learning.layout import Layout
 from safa.learning.learner import Learner
@@ -8,6 +9,7 @@ from safa.learning.received import Received
 from safa.learning.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
 
 __all__ = [
+    "Attempt",
     "BatchedTrainer",
     "Evaluator",
     "Layout",

@@ -77,13 +77,16 @@ class Learner:
         `keep_best` sends out the best model so far by *test* loss instead of the latest, and `warm_start` starts the
         cache from models that every client trained for one epoch: both are habits of the paper's experiments.
         """
-        self._trainer, self._evaluator, self._epochs = trainer, evaluator, epochs
+        self._trainer, self._evaluator, self._epochs, self._rule = trainer, evaluator, epochs, rule
         self._eval_every, self._keep_best = eval_every, keep_best
         self._models = GlobalModels(start)
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
         self._pending = _NONE
         self._cache = Cache(sizes, self._models, memory_mb=memory_mb) if rule in (Rule.CACHE, Rule.OWN) else None
         self._best: tuple[float, float, Tensor] | None = None
+        self._closed = 0  # the latest version when the last round closed
+        self._early = 0  # updates of the open round that were merged before its close
+        self._early_diverged = 0
         self.trained = 0
         """Updates that were trained so far."""
         if warm_start and self._cache is not None:
@@ -95,6 +98,22 @@ class Learner:
         """The latest global model, as a row."""
         return self._models[self._models.latest]
 
+    def start_of(self, client: int, version: int) -> Tensor:
+        """The model that a client starts from: that version, or its own last one where everyone goes on alone."""
+        if self._rule is Rule.OWN and self._cache is not None and client < len(self._held):
+            return self._cache.entries(np.array([client]))[0]
+        return self._models[version]
+
+    def anticipate(self, client: int, base: int, weight: float, into: int, *, version: int) -> None:
+        """Merge an update of a round that is still open, so that all versions up to `version` can be sent out.
+
+        Protocols that answer every arrival make versions in mid-round. Updates are told in order of arrival, each once;
+        the record of the round will hold them, too.
+        """
+        one = _Commits(np.array([client]), np.array([base]), np.array([weight]), np.array([into]))
+        self._early += 1
+        self._early_diverged += self._make_versions(self._pending + one, version, self._rule)
+
     def apply(self, record: RoundRecord) -> RoundRecord:
         """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
         self._follow(record)
@@ -105,9 +124,10 @@ class Learner:
             Rule.AVERAGE: self._apply_merges,
             Rule.DELTA: self._apply_merges,
         }
-        before = self._models.latest
+        before = self._closed
         diverged = rules[record.rule](record)
         loss = accuracy = None
+        self._closed = self._models.latest
         if self._models.latest != before and (record.round % self._eval_every == 0 or self._keep_best):
             loss, accuracy = self._evaluate()
         referred = self._cache.references if self._cache else set()
@@ -178,15 +198,22 @@ class Learner:
 
     def _apply_merges(self, record: RoundRecord) -> int:
         """Average or delta: make every version that the record has made, in order."""
-        queue = self._pending + _Commits.of(record, Verdict.PICKED)
+        picked = _Commits.of(record, Verdict.PICKED)
+        new = picked[np.arange(len(picked)) >= self._early]
+        diverged = self._early_diverged + self._make_versions(self._pending + new, record.version, record.rule)
+        self._early = self._early_diverged = 0
+        return diverged
+
+    def _make_versions(self, queue: _Commits, last: int, rule: Rule) -> int:
+        """Make all versions up to `last` of a queue of updates; what goes into later ones stays pending."""
         diverged = 0
-        while self._models.latest < record.version:
-            ready = (queue.into <= record.version) & (queue.base <= self._models.latest)
+        while self._models.latest < last:
+            ready = (queue.into <= last) & (queue.base <= self._models.latest)
             wave = queue[ready]
             # A base that is made later in this record has to wait, and with it every version from its own on.
-            stop = int(queue.into[~ready].min(initial=record.version + 1))
+            stop = int(queue.into[~ready].min(initial=last + 1))
             wave = wave[wave.into < stop]
-            diverged += self._merge(wave, min(stop - 1, record.version), record.rule)
+            diverged += self._merge(wave, min(stop - 1, last), rule)
             queue = queue[queue.into > self._models.latest]
         self._pending = queue
         return diverged
@@ -239,6 +266,7 @@ class Learner:
         for version, row in zip(state["models.version"].tolist(), state["models.rows"], strict=True):
             self._models.add(version, row.to(device))
         self._models.forget_all_but(state["models.version"].tolist())
+        self._closed = self._models.latest
         self._held = state["held"].numpy().copy()
         self.trained = int(state["trained"])
         self._pending = _Commits(*(state[f"pending.{name}"].numpy().copy() for name in vars(_NONE)))

@@ -70,3 +70,8 @@ class RowOptimiser:
         if self._first is not None:
             gradients = self._first[:count].mul_(o.momentum).add_(gradients)
         rows.add_(gradients, alpha=-o.lr)
+
+    def state(self) -> dict[str, Tensor]:
+        """What it remembers from step to step, by name: the very tensors, not copies."""
+        kept = {"first": self._first, "second": self._second, "steps": self._steps}
+        return {name: tensor for name, tensor in kept.items() if tensor is not None}

@@ -6,7 +6,7 @@ client's own samples in their given order, in mini-batches of B, without shuffli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from safa.learning.optimiser import Optimiser, RowOptimiser
 from safa.records import Ids
 from safa.tasks.problem import Problem
 
-__all__ = ["BatchedTrainer", "SerialTrainer", "Trainer", "make_trainer"]
+__all__ = ["BatchedTrainer", "Group", "SerialTrainer", "Trainer", "make_trainer"]
 
 Shards = Sequence[NDArray[np.int64]]
 """For every client, which training samples are its own, in the order in which it goes through them."""
@@ -67,6 +67,18 @@ class SerialTrainer:
                 loss.backward()
                 optimiser.step()
         return self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
+
+
+class Group:
+    """Clients at work side by side: their models so far, as rows, and what their optimisers remember."""
+
+    def __init__(self, rows: Tensor, epoch: Callable[[Tensor], Tensor], optimiser: RowOptimiser | None = None) -> None:
+        """`epoch` takes the rows to where an epoch takes them, in place or not."""
+        self.rows, self.optimiser, self._epoch = rows, optimiser, epoch
+
+    def epoch(self) -> None:
+        """Every client goes through its samples once."""
+        self.rows = self._epoch(self.rows)
 
 
 class BatchedTrainer:
@@ -119,28 +131,39 @@ class BatchedTrainer:
             parts = np.split(order, np.flatnonzero(np.diff(self._lengths[place[order]])) + 1)
         return [part[i : i + self._most] for part in parts for i in range(0, len(part), self._most)]
 
+    def alone(self, client: int, start: Tensor) -> Group:
+        """One client at work by itself, from a copy of its start model [d]."""
+        return self._group(self._place[[client]], start[None].clone())
+
     def _train_group(self, places: NDArray[np.int64], rows: Tensor, epochs: int) -> Tensor:
-        """Train rows in place, the clients standing in order of their number of batches."""
+        group = self._group(places, rows)
+        for _ in range(epochs):
+            group.epoch()
+        return group.rows
+
+    def _group(self, places: NDArray[np.int64], rows: Tensor) -> Group:
+        """Clients at work, standing in order of their number of batches; their rows may be trained in place."""
         if self._epoch is not None:
-            return self._train_by_epochs(torch.from_numpy(places).to(rows.device), rows, epochs)
+            return self._group_by_epochs(torch.from_numpy(places).to(rows.device), rows)
         trained = rows[:, : self.layout.trained] if self.layout.buffers else rows
         optimiser = RowOptimiser(self._optimiser, trained)
         # Step by step: who is at work, the part of their rows that is trained, and their mini-batches.
         program = [
             (rows[: len(step[0])], trained[: len(step[0])], step) for step in self._steps_of(places, rows.device)
         ]
-        for _ in range(epochs):
+
+        def epoch(rows: Tensor) -> Tensor:
             for at_work, moving, step in program:
                 optimiser.step(moving, self._kernel.gradients(at_work, step)[:, : self.layout.trained])
-        return rows
+            return rows
 
-    def _train_by_epochs(self, places: Tensor, rows: Tensor, epochs: int) -> Tensor:
-        """Train where a whole epoch is an affine map, made once for every client."""
+        return Group(rows, epoch, optimiser)
+
+    def _group_by_epochs(self, places: Tensor, rows: Tensor) -> Group:
+        """The same where a whole epoch is an affine map, made once for every client."""
         assert self._epoch is not None
         matrix, vector = (part[places] for part in self._epoch)
-        for _ in range(epochs):
-            rows = torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2)
-        return rows
+        return Group(rows, lambda rows: torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2))
 
     def _steps_of(self, places: NDArray[np.int64], device: torch.device) -> list[Step]:
         """The mini-batches of these clients, step by step: at each step only those who have that many."""

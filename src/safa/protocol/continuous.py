@@ -77,6 +77,12 @@ class Continuous(Protocol):
         self.versions[clients] = latest
         return clients
 
+    @property
+    def last_merge(self) -> tuple[float, int]:
+        """Of the update that came in last: its weight, and the version that it goes into."""
+        weight, into = self._merges[-1]
+        return float(weight[-1]), int(into[-1])
+
     @abstractmethod
     def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
         """Merge updates in order: the weight of each, the version it goes into, the latest version right after it."""

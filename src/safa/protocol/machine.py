@@ -187,6 +187,10 @@ class Protocol(ABC):
         """How many clients the open round still waits for."""
         return self._waiting_for
 
+    def expects(self, client: int) -> bool:
+        """Whether an update of that client would be taken in the open round."""
+        return self.is_open and bool(self._expected[client])
+
     @property
     def done(self) -> bool:
         """Whether the open round has what it wants, or nobody is left to wait for: close it now."""

@@ -1,0 +1,168 @@
+"""Deployments without a network: real devices and a real conductor, in one process and in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from safa.deploy.conductor import Answer, Conductor, Post
+from safa.deploy.device import Device
+from safa.deploy.letters import Invitation, Order
+from safa.deploy.options import FILE, Options
+from safa.experiment import Learning, load_problem, make_shards
+from safa.fleet import stream
+from safa.protocol import Events, registry
+from safa.records import EndedBy, RoundRecord
+from safa.runs import Run, load_run
+from safa.settings import Settings
+from safa.simulation import make_fleet
+
+Forge = Callable[[Order, Answer], Answer]
+
+
+@dataclass
+class Player:
+    """A device and how it behaves."""
+
+    name: str
+    part: int
+    device: Device
+    node: int
+    delay_s: float = 3.0
+    is_online: bool = True
+    forge: Forge | None = None
+    """What it sends instead of its honest answer to an order."""
+    orders: list[Order] = field(default_factory=list)
+
+
+def prepare(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Settings:
+    """A run's folder, as a launcher makes it."""
+    base = {"clients": 4, "rounds": 6, "fraction": 0.5, "lag_tolerance": 2, "round_limit_s": 60.0, "seed": 1}
+    values = {"task": "boston"} | base | dict(given)
+    settings = Settings.of(values.pop("task"), **values)
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(settings.to_toml())
+    (folder / FILE).write_text(Options.of({"start_with": settings.clients} | dict(options or {})).to_toml())
+    return settings
+
+
+class Stage:
+    """A conductor and its devices; a step is a second."""
+
+    def __init__(
+        self,
+        folder: Path,
+        given: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        delays_s: Mapping[int, float] | None = None,
+    ) -> None:
+        self.folder, self.now = folder, 1000.0
+        self.settings = prepare(folder / "run", given or {}, options)
+        self.players: list[Player] = []
+        self._nodes = itertools.count(100)
+        for part in range(self.settings.clients):
+            self.join(f"client-{part}", part).delay_s = (delays_s or {}).get(part, 3.0 + part)
+        self.conductor = Conductor(self.folder / "run", now=self.now)
+        self._mail: list[tuple[float, int, Post, Answer]] = []
+        self._posted = itertools.count()
+
+    def join(self, name: str, part: int) -> Player:
+        """A further device."""
+        device = Device(name, self.folder / name, partition=part)
+        self.players.append(Player(name, part, device, next(self._nodes)))
+        return self.players[-1]
+
+    def restart(self, player: Player) -> None:
+        """A device is started anew: it has its state file, and another node id."""
+        player.device = Device(player.name, self.folder / player.name, partition=player.part)
+        player.node, player.is_online = next(self._nodes), True
+
+    def kill_server(self) -> None:
+        """The server and everything under way is lost; a new one takes its place."""
+        self._mail = []
+        self.conductor.stop()
+        self.conductor = Conductor(self.folder / "run", now=self.now)
+
+    def step(self) -> None:
+        self.now += 1
+        self.conductor.observe([player.node for player in self.players if player.is_online], now=self.now)
+        while self._mail and self._mail[0][0] <= self.now:
+            _, _, post, answer = heapq.heappop(self._mail)
+            if any(player.node == post.node and player.is_online for player in self.players):
+                self.conductor.hear(post, answer, now=self.now)
+        self.conductor.tick(now=self.now)
+        while self.conductor.posts:
+            self._carry(self.conductor.posts.popleft())
+
+    def _carry(self, post: Post) -> None:
+        player = next((player for player in self.players if player.node == post.node), None)
+        if player is None or not player.is_online:
+            return
+        answer: Answer
+        if isinstance(post.letter, Invitation):
+            answer, due = player.device.introduce(post.letter), self.now
+        else:
+            player.orders.append(post.letter)
+            answer, due = player.device.work(post.letter), self.now + player.delay_s
+            if player.forge is not None:
+                answer = player.forge(post.letter, answer)
+        heapq.heappush(self._mail, (due, next(self._posted), post.without_model(), answer))
+
+    def play(self, until: Callable[[], bool] | None = None) -> Run:
+        """Go on until the run is finished, or until something has come to pass."""
+        for _ in range(5000):
+            if self.conductor.finished or (until is not None and until()):
+                return load_run(self.folder / "run")
+            self.step()
+        raise AssertionError(f"still in round {self.conductor.protocol.round} after 5000 seconds")
+
+    def in_round(self, number: int) -> Callable[[], bool]:
+        return lambda: self.conductor.protocol.round >= number and self.conductor.protocol.is_open
+
+
+def fed_again(run: Run) -> dict[str, torch.Tensor]:
+    """The model of a run that is fed the same arrivals without a fault, in one go; every round must come out alike."""
+    settings = run.settings
+    problem, roster = load_problem(settings.task), run.roster()
+    assert roster is not None
+    parts = make_shards(settings, problem, np.asarray(make_fleet(settings).sizes, dtype=np.float64))
+    shards = [parts[member["details"]["partition"]] for member in roster]
+    learning = Learning(settings, problem, np.empty(0), shards=shards)
+    protocol = registry.build(settings.protocol, np.empty(0), settings.values())
+    for record in run.records():
+        again = _round_again(protocol, record, settings)
+        for name in ("sent", "sent_version", "deprecated", "verdict", "refusal", "weight", "into", "version", "quota"):
+            assert np.array_equal(getattr(again, name), getattr(record, name)), (record.round, name)
+        learning.learner.apply(again)
+    return learning.model()
+
+
+def _round_again(protocol: Any, record: RoundRecord, settings: Settings) -> RoundRecord:
+    new = record.joined >= protocol.clients
+    if new.any():
+        protocol.enrol(record.joined_size[new])
+    if len(record.left):
+        protocol.retire(record.left)
+    if len(record.joined[~new]):
+        protocol.readmit(record.joined[~new])
+    lottery = stream(settings.seed, "lottery", record.round).random(protocol.clients)
+    protocol.open_round(now=record.opened_s, lottery=lottery, expected_s=np.zeros(protocol.clients))
+    for client, base, at_s in zip(record.client, record.base, record.arrival_s, strict=True):
+        protocol.receive(Events.arrivals([client], [base], at_s=at_s))
+    if record.ended_by is EndedBy.NOBODY_LEFT:
+        protocol.receive(Events.losses(np.flatnonzero(protocol._awaited), at_s=record.closed_s))
+    again: RoundRecord = protocol.close_round(now=record.closed_s)
+    return again
+
+
+def apart(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference of two models."""
+    assert one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)

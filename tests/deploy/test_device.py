@@ -1,0 +1,651 @@
+"""A device: what it says of itself, what it trains, and that nothing is lost when it is switched off."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from safa.deploy import device as device_module
+from safa.deploy.client_app import app
+from safa.deploy.device import FILE, Device
+from safa.deploy.letters import (
+    Failure,
+    Introduction,
+    Invitation,
+    Missing,
+    Order,
+    Update,
+    digest_of,
+    read_answer,
+    read_introduction,
+    written,
+)
+from safa.deploy.screening import Refused
+from safa.deploy.wire import Kind, Packed, after, like, pack, unpack
+from safa.experiment import load_problem, make_shards
+from safa.learning import Attempt, BatchedTrainer, Layout, Optimiser
+from safa.settings import Settings
+from safa.simulation import make_fleet
+
+ROOT = Path(__file__).parent.parent.parent
+EPOCHS = 4
+OPTIMISERS: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9, "weight_decay": 0.01},
+    {"proximal": 0.5},
+    {"optimiser": "adam", "lr": 0.01},
+]
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def settings_of(**given: Any) -> Settings:
+    return Settings.of("boston", **{"epochs": EPOCHS, "seed": 3} | given)
+
+
+def config_of(**given: Any) -> str:
+    return settings_of(**given).to_toml()
+
+
+def start_tensors(seed: int = 3, task: str = "boston") -> Tensors:
+    """A model to start from; that of boston would be all zeros."""
+    draw = np.random.default_rng(seed)
+    state = load_problem(task).start_model(0).state_dict()
+    return {name: draw.normal(0.0, 0.1, tensor.shape).astype(np.float32) for name, tensor in state.items()}
+
+
+def order_of(start: Tensors | None = None, *, model: bool = True, kind: Kind = "float32", **given: Any) -> Order:
+    """An order to train from these tensors."""
+    parcel = pack(start or start_tensors(), kind)
+    decoded = unpack(parcel, like(start or start_tensors()))
+    assert not isinstance(decoded, Refused)
+    values: dict[str, Any] = {
+        "deployment": "trial",
+        "attempt": 1,
+        "version": 0,
+        "digest": digest_of(decoded),
+        "own": False,
+        "wire": kind,
+        "config": config_of(),
+        "model": parcel if model else None,
+    }
+    return Order(**values | given)
+
+
+def updated(answer: Update | Missing | Failure) -> Tensors:
+    """The model in an answer that travelled as float32."""
+    assert isinstance(answer, Update), answer
+    tensors = unpack(answer.parcel, like(start_tensors()))
+    assert not isinstance(tensors, Refused)
+    return tensors
+
+
+def failed(answer: object) -> str:
+    assert isinstance(answer, Failure), answer
+    assert "\n" not in answer.why
+    return answer.why
+
+
+def expected(settings: Settings, shard: NDArray[np.int64], start: Tensors) -> Tensors:
+    """What a simulation makes of a start model."""
+    problem = load_problem(settings.task)
+    optimiser = Optimiser(
+        kind=settings.optimiser,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        proximal=settings.proximal,
+    )
+    trainer = BatchedTrainer(
+        problem, [shard], batch_size=settings.batch_size, optimiser=optimiser, device=torch.device("cpu")
+    )
+    row = trainer.layout.row({name: torch.from_numpy(tensor) for name, tensor in start.items()})
+    update = trainer.train(np.array([0]), row[None], epochs=settings.epochs)[0]
+    return {name: tensor.numpy() for name, tensor in trainer.layout.state(update).items()}
+
+
+def shard_of(settings: Settings, partition: int) -> NDArray[np.int64]:
+    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
+    return make_shards(settings, load_problem(settings.task), sizes)[partition]
+
+
+def held(folder: Path) -> dict[str, Any]:
+    """What stands in a state file, as far as tests look at it."""
+    with safe_open(folder / FILE, framework="pt") as file:
+        head: dict[str, Any] = json.loads(file.metadata()["head"])
+        return head | {"done": int(file.get_tensor("attempt.done"))}
+
+
+class SwitchedOffError(BaseException):
+    """The device has no power any more; nothing may catch this."""
+
+
+@pytest.fixture
+def epochs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Counts epochs, and switches the device off after as many as are left."""
+    meter = SimpleNamespace(done=0, left=10**9)
+    train = Attempt.epoch
+
+    def epoch(self: Attempt) -> None:
+        if meter.left == 0:
+            raise SwitchedOffError
+        meter.left, meter.done = meter.left - 1, meter.done + 1
+        train(self)
+
+    monkeypatch.setattr(Attempt, "epoch", epoch)
+    return meter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that only sleeping moves."""
+    hands = SimpleNamespace(now=1000.0)
+
+    def sleep(seconds: float) -> None:
+        hands.now += seconds
+
+    monkeypatch.setattr(device_module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: hands.now))
+    return hands
+
+
+def switched_off(device: Device, order: Order, meter: SimpleNamespace, *, after_epochs: int) -> None:
+    """Let a device begin, and switch it off in the middle."""
+    meter.left = after_epochs
+    with pytest.raises(SwitchedOffError):
+        device.work(order)
+    meter.left, meter.done = 10**9, 0
+
+
+# -- introductions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "dirichlet:0.5", "shards:2"])
+def test_a_device_declares_the_size_of_its_part_of_the_data(kind: str, tmp_path: Path) -> None:
+    settings = settings_of(partition=kind)
+    invitation = Invitation(deployment="trial", config=settings.to_toml())
+    for part in range(settings.clients):
+        said = Device("ann", tmp_path, partition=part).introduce(invitation)
+        assert said == Introduction(name="ann", size=len(shard_of(settings, part)), details={"partition": part})
+
+
+def test_without_a_partition_all_data_are_its_own(tmp_path: Path) -> None:
+    said = Device("ann", tmp_path).introduce(Invitation(deployment="trial", config=config_of()))
+    assert said == Introduction(name="ann", size=len(load_problem("boston").train[0]), details={})
+    answer = Device("ann", tmp_path).work(order_of())
+    everything = np.arange(len(load_problem("boston").train[0]))
+    assert digest_of(updated(answer)) == digest_of(expected(settings_of(), everything, start_tensors()))
+
+
+@pytest.mark.parametrize("part", [-1, 5, 10**30])
+def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path) -> None:
+    device = Device("ann", tmp_path, partition=part)
+    for answer in (device.introduce(Invitation(deployment="t", config=config_of())), device.work(order_of())):
+        assert failed(answer) == f"this device is for partition {part} of the data, but there are 5, counted from 0"
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("= 3", "cannot be used here: Invalid"),
+        ('task = "boston"', "not those of this version of safa"),
+        (config_of() + "colour = 3\n", "not those of this version of safa"),
+        (config_of().replace("epochs = 4", "epochs = -4"), "epochs must be at least 1, not -4"),
+        (config_of().replace("epochs = 4", f"epochs = 1{'0' * 400}"), "cannot be used here"),
+        (config_of().replace('"safa"', '"mine"'), "there is no protocol 'mine'"),
+        (config_of().replace('"boston"', '["boston"]'), "is not built in"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_a_failure(config: str, why: str, tmp_path: Path) -> None:
+    device = Device("ann", tmp_path)
+    assert why in failed(device.introduce(Invitation(deployment="t", config=config)))
+    assert why in failed(device.work(order_of(config=config)))
+
+
+def test_only_the_device_says_whose_code_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brought_along.py").write_text(
+        "from pathlib import Path\n"
+        "Path('imported').touch()\n"
+        "from safa.experiment import load_problem\n"
+        "mine = load_problem('boston')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    task = "brought_along:mine"
+    config = config_of().replace('"boston"', f'"{task}"')
+    invitation = Invitation(deployment="trial", config=config)
+    assert "must be named on the device, too" in failed(Device("ann", tmp_path).introduce(invitation))
+    told_another = Device("ann", tmp_path, task="boston").introduce(invitation)
+    assert failed(told_another) == f"this device is for the task 'boston', but the server's is {task!r}"
+    assert not (tmp_path / "imported").exists()
+    device = Device("ann", tmp_path, task=task)
+    assert isinstance(device.introduce(invitation), Introduction)
+    assert (tmp_path / "imported").exists()
+    assert isinstance(device.work(order_of(config=config)), Update)
+    assert f"for the task {task!r}" in failed(device.introduce(Invitation(deployment="trial", config=config_of())))
+
+
+def test_a_device_reads_no_file_that_it_does_not_need_and_tells_nothing_of_those_it_reads(tmp_path: Path) -> None:
+    device = Device("ann", tmp_path, partition=1)
+    said = device.introduce(Invitation(deployment="trial", config=config_of()))
+    elsewhere = config_of(speeds="/nowhere/a", links="/nowhere/b", trace="/nowhere/c")
+    assert device.introduce(Invitation(deployment="trial", config=elsewhere)) == said
+    secret = tmp_path / "secret"
+    secret.write_text("my diary\n" * 5)
+    why = failed(device.introduce(Invitation(deployment="trial", config=config_of(sizes=str(secret)))))
+    assert why == f"the device has no file of sizes {secret} that it could use"
+    secret.write_text("10\n20\n30\n40\n50\n")
+    there = device.introduce(Invitation(deployment="trial", config=config_of(sizes=str(secret))))
+    assert isinstance(there, Introduction)
+    assert there.size == len(shard_of(settings_of(sizes=str(secret)), 1))
+
+
+def test_a_device_loads_no_torch_before_it_needs_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import safa.deploy.client_app; from safa.deploy.device import Device; "
+        "from safa.deploy.letters import Invitation; "
+        f"print(Device('a', Path({str(tmp_path)!r}), task='x').introduce(Invitation(deployment='t', config='')).why); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["the server's settings are not those of this version of safa", "False"]
+
+
+# -- orders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", OPTIMISERS, ids=str)
+def test_an_update_is_what_a_simulation_trains(given: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings_of(**given)
+    order = order_of(attempt=7, version=3, config=settings.to_toml())
+    answer = Device("ann", tmp_path, partition=2).work(order)
+    wanted = expected(settings, shard_of(settings, 2), start_tensors())
+    assert digest_of(updated(answer)) == digest_of(wanted) != order.digest
+    assert isinstance(answer, Update)
+    assert (answer.attempt, answer.version) == (7, 3)
+    assert answer.seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: Kind, tmp_path: Path) -> None:
+    order = order_of(kind=kind)
+    assert order.model is not None
+    base = unpack(order.model, like(start_tensors()))
+    assert not isinstance(base, Refused)
+    answer = Device("ann", tmp_path, partition=2).work(order)
+    assert isinstance(answer, Update)
+    exact = expected(settings_of(), shard_of(settings_of(), 2), base)
+    assert answer.parcel == pack({name: exact[name] - base[name] for name in base}, kind)
+    changed = unpack(answer.parcel, like(base))
+    assert not isinstance(changed, Refused)
+    received = after(changed, base)
+    assert all(np.allclose(received[name], exact[name], atol=1e-4) for name in exact)
+
+
+def test_whole_numbers_of_a_model_travel_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.learning.problems import make
+
+    (tmp_path / "with_counters.py").write_text(
+        "from tests.learning.problems import make\ndef mine(): return make('batch norm')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = make("batch norm").start_model(3)
+    start = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    start["1.num_batches_tracked"] = np.array(1000)
+    config = config_of(batch_size=8, epochs=1).replace('"boston"', '"with_counters:mine"')
+    answer = Device("ann", tmp_path, task="with_counters:mine").work(order_of(start, kind="int8", config=config))
+    assert isinstance(answer, Update)
+    found = unpack(answer.parcel, like(start))
+    assert not isinstance(found, Refused)
+    assert found["1.num_batches_tracked"] == 1000 + 200 // 8
+
+
+def test_a_model_that_is_not_what_its_digest_says_is_a_failure(tmp_path: Path) -> None:
+    order = replace(order_of(version=4), digest=digest_of(start_tensors(seed=4)))
+    why = failed(Device("ann", tmp_path).work(order))
+    assert why == "the server's model of version 4 is not the one that its digest names"
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_model_of_another_kind_is_a_failure(tmp_path: Path) -> None:
+    order = order_of(model=False)
+    for tensors in ({}, {"0.weight": Packed(dtype="float32", shape=(1,), data=bytes(4))}):
+        strange = replace(order, model=replace(pack({}, "float32"), tensors=tensors))
+        assert "the server's model is not one of this task" in failed(Device("ann", tmp_path).work(strange))
+
+
+def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
+    diverging = config_of(lr=1e30)
+    why = failed(Device("ann", tmp_path).work(order_of(kind="int8", config=diverging)))
+    assert "holds a NaN or an infinite number, which int8 does not have" in why
+    assert "a model travels as one of" in failed(Device("ann", tmp_path).work(order_of(wire="int4")))
+
+
+def test_a_place_to_train_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    assert "there is no device 'meta:x'" in failed(
+        Device("ann", tmp_path).work(order_of(config=config_of(device="meta:x")))
+    )
+
+
+# -- switched off and on again ---------------------------------------------------------------------------------------
+
+
+def test_without_the_model_it_asks_for_it(tmp_path: Path) -> None:
+    assert Device("ann", tmp_path).work(order_of(attempt=9, model=False)) == Missing(attempt=9)
+    assert Device("ann", tmp_path).work(order_of(attempt=9, own=True, model=False)) == Missing(attempt=9)
+
+
+@pytest.mark.parametrize("given", OPTIMISERS, ids=str)
+@pytest.mark.parametrize("off_after", range(EPOCHS))
+def test_a_device_that_was_switched_off_goes_on_where_it_was(
+    given: dict[str, Any], off_after: int, tmp_path: Path, epochs: SimpleNamespace
+) -> None:
+    order = order_of(config=config_of(**given))
+    whole = Device("ann", tmp_path / "whole", partition=1).work(order)
+    switched_off(Device("bob", tmp_path, partition=1, save_every_s=0), order, epochs, after_epochs=off_after)
+    assert held(tmp_path)["done"] == off_after
+    again = replace(order, attempt=2, model=None)
+    answer = Device("bob", tmp_path, partition=1).work(again)
+    assert isinstance(whole, Update)
+    assert isinstance(answer, Update)
+    assert answer.attempt == 2
+    assert answer.parcel == whole.parcel
+    assert epochs.done == EPOCHS - off_after
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_nor_does_a_narrow_wire_make_a_difference(kind: Kind, tmp_path: Path, epochs: SimpleNamespace) -> None:
+    order = order_of(kind=kind)
+    whole = Device("ann", tmp_path / "whole").work(order)
+    switched_off(Device("bob", tmp_path, save_every_s=0), order, epochs, after_epochs=2)
+    answer = Device("bob", tmp_path).work(order)
+    assert isinstance(whole, Update)
+    assert isinstance(answer, Update)
+    assert answer.parcel == whole.parcel
+
+
+def test_what_is_finished_is_answered_at_once(tmp_path: Path, epochs: SimpleNamespace) -> None:
+    first = Device("ann", tmp_path).work(order_of())
+    assert isinstance(first, Update)
+    before = (tmp_path / FILE).read_bytes()
+    epochs.left = 0
+    # After a restart of the server the same model may have another version number, and its parcel may be left out.
+    for model in (True, False):
+        answer = Device("ann", tmp_path).work(order_of(attempt=5, version=8, model=model))
+        assert answer == replace(first, attempt=5, version=8)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_a_new_model_is_begun_anew_whatever_its_version(tmp_path: Path, epochs: SimpleNamespace) -> None:
+    device = Device("ann", tmp_path, save_every_s=0)
+    switched_off(device, order_of(version=3), epochs, after_epochs=2)
+    other = start_tensors(seed=4)
+    answer = device.work(order_of(other, version=3))
+    everything = np.arange(len(load_problem("boston").train[0]))
+    assert digest_of(updated(answer)) == digest_of(expected(settings_of(), everything, other))
+    assert device.work(order_of(version=3, model=False)) == Missing(attempt=1)
+
+
+def test_what_was_kept_for_another_deployment_is_of_no_use(tmp_path: Path, epochs: SimpleNamespace) -> None:
+    device = Device("ann", tmp_path)
+    result = updated(device.work(order_of()))
+    assert device.work(order_of(deployment="another", model=False)) == Missing(attempt=1)
+    assert device.work(order_of(result, deployment="another", own=True, model=False)) == Missing(attempt=1)
+    assert held(tmp_path)["deployment"] == "trial"
+    epochs.done = 0
+    assert digest_of(updated(device.work(order_of(deployment="another")))) == digest_of(result)
+    assert epochs.done == EPOCHS
+
+
+def test_fully_local_training_goes_on_from_the_last_update(tmp_path: Path, epochs: SimpleNamespace) -> None:
+    everything = np.arange(len(load_problem("boston").train[0]))
+    current = start_tensors()
+    answer = Device("ann", tmp_path).work(order_of(own=True))
+    for version in range(1, 4):
+        current = expected(settings_of(), everything, current)
+        assert digest_of(updated(answer)) == digest_of(current)
+        order = order_of(current, own=True, version=version, model=False)
+        switched_off(Device("ann", tmp_path, save_every_s=0), order, epochs, after_epochs=version)
+        answer = Device("ann", tmp_path).work(order)
+        assert epochs.done == EPOCHS - version
+        epochs.done = 0
+        assert Device("ann", tmp_path).work(order) == answer  # asked once more
+        assert epochs.done == 0
+
+
+def test_an_own_update_is_no_start_unless_it_was_asked_for(tmp_path: Path, epochs: SimpleNamespace) -> None:
+    device = Device("ann", tmp_path, save_every_s=0)
+    result = updated(device.work(order_of()))
+    assert device.work(order_of(result, model=False)) == Missing(attempt=1)
+    assert isinstance(device.work(order_of(start_tensors(4))), Update)
+    assert device.work(order_of(result, own=True, model=False)) == Missing(attempt=1)
+    switched_off(device, order_of(start_tensors(5)), epochs, after_epochs=2)
+    with safe_open(tmp_path / FILE, framework="pt") as file:
+        row = file.get_tensor("attempt.row")
+    halfway = {name: t.numpy() for name, t in Layout(load_problem("boston").start_model(0)).state(row).items()}
+    assert device.work(order_of(halfway, own=True, model=False)) == Missing(attempt=1)
+
+
+def test_an_unfinished_job_of_another_optimiser_is_begun_anew(
+    tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace
+) -> None:
+    device = Device("ann", tmp_path, pause_s=4.0)
+    switched_off(device, order_of(), epochs, after_epochs=2)
+    adam = settings_of(optimiser="adam")
+    answer = device.work(order_of(config=adam.to_toml(), model=False))
+    everything = np.arange(len(load_problem("boston").train[0]))
+    assert digest_of(updated(answer)) == digest_of(expected(adam, everything, start_tensors()))
+    assert isinstance(answer, Update)
+    assert answer.seconds == 4.0
+
+
+def test_what_was_kept_of_a_smaller_model_is_of_no_use(tmp_path: Path) -> None:
+    device = Device("ann", tmp_path)
+    assert isinstance(device.work(order_of()), Update)
+    config = Settings.of("digits", epochs=1).to_toml()
+    assert device.work(order_of(own=True, model=False, config=config)) == Missing(attempt=1)
+    assert isinstance(device.work(order_of(start_tensors(task="digits"), own=True, config=config)), Update)
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_as_none_wherever_the_damage_is(tmp_path: Path) -> None:
+    device, path = Device("ann", tmp_path), tmp_path / FILE
+    whole = device.work(order_of())
+    content = path.read_bytes()
+    for place in range(0, len(content), 5):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert device.work(order_of(model=False)) == Missing(attempt=1), place
+        path.write_bytes(content[:place])
+        assert device.work(order_of(model=False)) == Missing(attempt=1), place
+    answer = device.work(order_of())
+    assert isinstance(whole, Update)
+    assert isinstance(answer, Update)
+    assert answer.parcel == whole.parcel
+    assert held(tmp_path)["finished"] is True
+
+
+def strange_files() -> Iterator[Callable[[Path], object]]:
+    from safetensors.torch import save
+
+    yield lambda path: path.write_bytes(b"")
+    yield lambda path: path.write_bytes(save({}))
+    yield lambda path: path.write_bytes(save({"base": torch.zeros(3)}, metadata={"head": "{}", "check": ""}))
+    yield lambda path: Device("ann", path.parent).work(
+        order_of(start_tensors(task="digits"), config=Settings.of("digits", epochs=1, clients=1).to_toml())
+    )
+
+
+@pytest.mark.parametrize("make", list(strange_files()))
+def test_a_file_of_another_kind_or_model_is_overwritten(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / FILE)
+    assert (tmp_path / FILE).exists()
+    assert Device("ann", tmp_path).work(order_of(model=False)) == Missing(attempt=1)
+    assert isinstance(Device("ann", tmp_path).work(order_of()), Update)
+    assert held(tmp_path)["digest"] == order_of().digest
+
+
+def test_a_device_that_cannot_write_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ann").write_text("in the way")
+    why = failed(Device("ann", tmp_path / "ann").work(order_of()))
+    assert why.startswith(f"the device cannot write {tmp_path / 'ann' / FILE}: ")
+
+
+def test_short_epochs_are_not_written_down(tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace) -> None:
+    for folder, every_s, kept in (("a", 0.5, 3), ("b", 1.0, 3), ("c", 1.5, 2), ("d", 4.0, 0)):
+        device = Device("ann", tmp_path / folder, pause_s=4.0, save_every_s=every_s)
+        switched_off(device, order_of(), epochs, after_epochs=3)
+        assert held(tmp_path / folder)["done"] == kept
+        device.work(order_of())
+        assert epochs.done == EPOCHS - kept
+        assert held(tmp_path / folder)["finished"] is True
+
+
+def test_the_pause_is_spread_and_not_begun_anew(
+    tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace
+) -> None:
+    began = clock.now
+    whole = Device("ann", tmp_path / "whole", pause_s=8.0).work(order_of())
+    assert isinstance(whole, Update)
+    assert whole.seconds == clock.now - began == 8.0
+    device = Device("ann", tmp_path, pause_s=8.0)
+    switched_off(device, order_of(), epochs, after_epochs=3)
+    assert held(tmp_path)["seconds"] == 6.0
+    clock.now += 100.0  # it is off for a while
+    began = clock.now
+    answer = device.work(order_of())
+    assert clock.now - began == 2.0
+    assert answer == whole
+
+
+# -- a real end ------------------------------------------------------------------------------------------------------
+
+ADAM = {"optimiser": "adam", "lr": 0.01, "epochs": 100}
+
+
+def work_slowly(folder: str) -> None:
+    """What the process does that is killed: 100 epochs in a quarter of a minute."""
+    Device("ann", Path(folder), partition=1, pause_s=15.0, save_every_s=0).work(order_of(config=config_of(**ADAM)))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_taken_up_to_the_same_bytes(tmp_path: Path) -> None:
+    code = f"from tests.deploy.test_device import work_slowly; work_slowly({str(tmp_path)!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        give_up = time.monotonic() + 120
+        while not (tmp_path / FILE).exists() or held(tmp_path)["done"] < 3:
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    kept = held(tmp_path)
+    assert 3 <= kept["done"] < 100
+    assert not kept["finished"]
+    assert kept["seconds"] >= 0.15 * kept["done"]
+    order = order_of(config=config_of(**ADAM))
+    whole = Device("ann", tmp_path / "whole", partition=1).work(order)
+    answer = Device("ann", tmp_path, partition=1).work(replace(order, model=None))
+    assert isinstance(whole, Update)
+    assert isinstance(answer, Update)
+    assert answer.parcel == whole.parcel
+    assert answer.seconds > kept["seconds"]
+
+
+# -- as a Flower app -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordDict]:
+    """Sends a letter to the app, as Flower does, and returns the content of its reply."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+    def send(letter: Invitation | Order | RecordDict, kind: str, **config: Any) -> RecordDict:
+        content = letter if isinstance(letter, RecordDict) else written(letter)
+        message = Message(content, dst_node_id=7, message_type=kind)
+        node_config = {name.replace("_", "-"): value for name, value in config.items()}
+        context = Context(run_id=1, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
+        reply = app(message, context)
+        assert (reply.metadata.dst_node_id, reply.metadata.src_node_id) == (1, 7)
+        return reply.content
+
+    return send
+
+
+def test_the_app_introduces_itself_and_trains(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
+    config = {"name": "ann", "state": str(tmp_path / "a"), "task": "boston", "partition_id": 2, "pause_s": 0}
+    said = read_introduction(ask(Invitation(deployment="trial", config=config_of()), "query", **config))
+    size = len(shard_of(settings_of(), 2))
+    assert said == Introduction(name="ann", size=size, details={"partition": 2})
+    answer = read_answer(ask(order_of(), "train", **config))
+    assert isinstance(answer, Update)
+    direct = Device("ann", tmp_path / "b", partition=2).work(order_of())
+    assert isinstance(direct, Update)
+    assert answer.parcel == direct.parcel
+    assert read_answer(ask(order_of(start_tensors(4), attempt=3, model=False), "train", **config)) == Missing(attempt=3)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"state": "here"}, "the node config of the device lacks name"),
+        ({"name": "ann"}, "the node config of the device lacks state"),
+        ({"name": 7, "state": "here"}, "name in the node config must be text, not 7"),
+        ({"name": "ann", "state": ""}, "state in the node config must be text, not ''"),
+        ({"name": "ann", "state": "here", "task": True}, "task in the node config must be text, not True"),
+        (
+            {"name": "ann", "state": "here", "partition_id": "2"},
+            "partition-id in the node config must be a whole number, not '2'",
+        ),
+        (
+            {"name": "ann", "state": "here", "pause_s": -1.0},
+            "pause-s in the node config must be a number of seconds, not -1.0",
+        ),
+        (
+            {"name": "ann", "state": "here", "pause_s": True},
+            "pause-s in the node config must be a number of seconds, not True",
+        ),
+    ],
+)
+def test_a_node_config_that_cannot_be_used_is_answered(
+    config: dict[str, Any], why: str, ask: Callable[..., RecordDict]
+) -> None:
+    invitation = Invitation(deployment="trial", config=config_of())
+    assert read_introduction(ask(invitation, "query", **config)) == Failure(why=why)
+    assert read_answer(ask(order_of(), "train", **config)) == Failure(why=why)
+
+
+def test_a_letter_of_another_kind_is_answered(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
+    answer = read_answer(ask(RecordDict(), "train", name="ann", state=str(tmp_path)))
+    assert "the server speaks another language" in failed(answer)
+
+
+def test_what_nobody_expected_is_answered_in_one_sentence(
+    ask: Callable[..., RecordDict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(task: str) -> None:
+        raise RuntimeError("a secret\nTraceback (most recent call last): ...")
+
+    monkeypatch.setattr(device_module, "load_problem", broken)
+    answer = read_answer(ask(order_of(), "train", name="ann", state=str(tmp_path)))
+    assert answer == Failure(why="the device failed with a RuntimeError; its log says more")

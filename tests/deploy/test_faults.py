@@ -1,0 +1,114 @@
+"""Real processes are killed: a SuperNode, the server app, the SuperLink. Nothing is lost and nothing counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safa.deploy.processes import Processes, free_port
+from safa.records import Refusal, Verdict
+from safa.replay import replay
+from safa.runs import load_run
+from tests.deploy.real import kill, pids, records, safa, stage, wait_for
+from tests.deploy.stage import apart, fed_again
+
+SMALL = ("--insecure", "--quiet", "--fraction", "0.3", "--round-limit", "120", "--seed", "1")
+
+
+@pytest.mark.slow
+def test_a_supernode_that_is_killed_comes_back_tolerable_and_is_deprecated_later(tmp_path: Path) -> None:
+    """client-2 is so slow that it never finishes before it lags too far behind; it is killed while it trains."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    pauses = ("--pause", "client-0=6", "--pause", "client-1=16", "--pause", "client-2=600")
+    given = ("--clients", "3", "--rounds", "5", "--lag-tolerance", "3", *pauses)
+    state = run / "clients" / "client-2" / "state.safetensors"
+    with stage() as processes:
+        local = safa(processes, log, "deploy", "local", "boston", *SMALL, *given, "--out", str(run))
+        wait_for(state.exists, local, log=log)
+        killed_in = len(records(run)) + 1
+        old = kill(processes, "flower-supernode", "client-2")
+        wait_for(lambda: len(records(run)) >= killed_in, local, log=log)
+        wait_for(lambda: pids(processes, "flower-supernode", "client-2") not in ([], [old]), local, log=log)
+        assert local.wait(150) == 0, log.read_text()
+    finished = load_run(run)
+    rounds, roster = list(finished.records()), finished.roster()
+    assert roster is not None
+    slow = [member["name"] for member in roster].index("client-2")
+    assert all(slow not in record.client for record in rounds), "no round waited for it"
+    assert [record.round for record in rounds if slow in record.deprecated] == [4]
+    assert [record.round for record in rounds if slow in record.sent] == [1, 4]
+    assert int(rounds[3].sent_version[rounds[3].sent == slow][0]) == 3, "Eq. 3: it is sent the latest model, w(3)"
+    story = iter((run / "server.log").read_text().splitlines())
+    for event in (
+        "sent: client-2, version 0",
+        "client-2 is here again",
+        "goes on: client-2, version 0",  # tolerable: it is sent nothing, and has its own state
+        "deprecated: client-2 starts over from version 3",
+        "sent: client-2, version 3",
+    ):
+        assert any(event in line for line in story), event
+    assert apart(fed_again(finished), finished.model()) <= 1e-6
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_round(tmp_path: Path) -> None:
+    """Server app and SuperLink, between and inside of rounds; the clients are left alone all the time."""
+    run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
+    states = [tmp_path / f"c{part}" / "state.safetensors" for part in range(2)]
+
+    def kill_app() -> None:
+        kill(processes, "flwr-serverapp")
+
+    def kill_link() -> None:
+        kill(processes, "safa.deploy.processes", "--database", str(run))
+
+    def kill_both() -> None:
+        kill_link()
+        kill_app()
+
+    def closed() -> bool:
+        """A round was closed since the last look: the next one is about to open."""
+        return len(records(run)) > before
+
+    def at_work() -> bool:
+        """A client has begun to train since the last look."""
+        return any(state.exists() and state.stat().st_mtime_ns > seen for state in states)
+
+    points: list[tuple[Callable[[], bool], Callable[[], None]]] = [
+        (at_work, kill_app),
+        (closed, kill_app),
+        (at_work, kill_link),
+        (closed, kill_link),
+        (at_work, kill_both),
+    ]
+    given = ("--clients", "2", "--rounds", "6", "--host", "127.0.0.1", "--port", port, "--start-with", "2")
+    with stage() as processes:
+        server = safa(processes, log, "deploy", "server", "boston", *SMALL, *given, "--out", str(run))
+        for part in range(2):
+            _client(processes, tmp_path, part, port)
+        for moment, strike in points:
+            before, seen = len(records(run)), max((s.stat().st_mtime_ns for s in states if s.exists()), default=0)
+            wait_for(lambda: pids(processes, "flwr-serverapp") and moment(), server, log=log)  # noqa: B023
+            strike()
+            assert server.wait(60) == 2, "it notices, and says how to go on"
+            assert "--resume" in log.read_text()
+            server = safa(processes, log, "deploy", "server", "--quiet", "--resume", str(run))
+        assert server.wait(150) == 0, log.read_text()
+    finished = load_run(run)
+    rounds = list(finished.records())
+    assert [record.round for record in rounds] == list(range(1, 7))
+    taken = sum(int(np.count_nonzero(record.verdict != Verdict.REFUSED)) for record in rounds)
+    assert taken >= 6
+    assert all(np.all(record.refusal != Refusal.SECOND_COMMIT) for record in rounds)
+    assert (run / "server.log").read_text().count("going on behind round") >= 3
+    assert apart(fed_again(finished), finished.model()) <= 1e-6
+    assert apart(replay(finished), finished.model()) <= 1e-6
+
+
+def _client(processes: Processes, folder: Path, part: int, port: str) -> None:
+    name = f"c{part}"
+    where = ("--server", f"127.0.0.1:{port}", "--insecure", "--state", str(folder / name))
+    safa(processes, folder / f"{name}.log", "deploy", "client", *where, "--name", name, "--partition", str(part))

@@ -1,0 +1,532 @@
+"""Flower's programs: started, followed and stopped. Real processes where it matters, as few as possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from safa import Settings, load_run, run_rounds
+from safa.cli import main
+from safa.deploy import commands, processes
+from safa.deploy.keys import add_client, make_keys
+from safa.deploy.launch import FLOWER, Link, begin, begin_local, is_loopback, unreachable
+from safa.deploy.options import Options
+from safa.deploy.processes import LOOPBACK, STARTED, Kept, Processes, bound, environment, family, free_port
+from safa.deploy.watch import LOG, Register, attend, finished_rounds, follow, last_words
+from safa.errors import SafaError
+from safa.records import RoundRecord
+
+Capture = pytest.CaptureFixture[str]
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(600)"
+)
+PARENT = "import subprocess, sys, time; subprocess.Popen({!r}, start_new_session=True); time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def wait_for(what: Callable[[], object], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def with_grandchild(sign: Path) -> list[str]:
+    """A program that starts another in a session of its own, which does not heed SIGTERM."""
+    return [sys.executable, "-c", PARENT.format([sys.executable, "-c", STUBBORN.format(str(sign))])]
+
+
+def at_work_in(folder: Path) -> list[str]:
+    """The programs that Flower's home in a folder is the home of."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and f"FLWR_HOME={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_everything_that_was_started_is_stopped_also_after_an_error(tmp_path: Path) -> None:
+    starter = Processes()
+    began = time.monotonic()
+
+    def fail() -> None:
+        nonlocal began
+        with starter:
+            starter.start(with_grandchild(tmp_path / "up"), log=tmp_path / "log")
+            wait_for((tmp_path / "up").exists)
+            assert len(starter.alive()) == 2
+            began = time.monotonic()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert family(starter.token) == set()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+def test_nothing_outlives_the_one_that_started_it_and_was_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from safa.deploy.processes import Processes
+with Processes() as processes:
+    processes.start({with_grandchild(tmp_path / "up")!r}, log=Path("log"))
+    print(processes.token, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        token = starter.stdout.readline().strip()
+        try:
+            wait_for((tmp_path / "up").exists)
+            assert len(family(token)) == 2
+        finally:
+            starter.kill()
+    wait_for(lambda: not family(token), seconds=6)
+
+
+def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Processes() as starter:
+        parent = starter.start(with_grandchild(tmp_path / "up"), log=tmp_path / "log")
+        wait_for((tmp_path / "up").exists)
+        everything = family(starter.token)
+        readable = processes._environment
+        monkeypatch.setattr(processes, "_environment", lambda pid: readable(pid) if pid == parent.pid else [])
+        assert family(starter.token) == everything
+        assert len(everything) == 2
+        for pid in everything:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_programs_are_started_inside_of_the_context_only(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="inside of"):
+        Processes().start(["true"], log=tmp_path / "log")
+
+
+def test_the_environment_keeps_flower_off_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    found = environment(tmp_path)
+    assert found["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
+    assert {name: value for name, value in found.items() if name.startswith("FLWR_")} == {
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+
+
+class Program:
+    """Stands for a process that ends when the test says so."""
+
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def test_a_program_is_started_again_after_pauses_that_double_up_to_a_minute() -> None:
+    now = [0.0]
+    told: list[str] = []
+    kept = Kept(lambda: cast("subprocess.Popen[bytes]", Program()), told.append, lambda: "no key", clock=lambda: now[0])
+    kept.tick()
+    kept.tick()
+    assert told == [STARTED]
+    starts = []
+    for _ in range(7):
+        cast(Any, kept.process).returncode = 1
+        kept.tick()
+        begin_s = now[0]
+        while kept.process is None:
+            now[0] += 1
+            kept.tick()
+        starts.append(now[0] - begin_s)
+    assert starts == [2, 4, 8, 16, 32, 60, 60]
+    assert told[1] == "ended with exit code 1 (no key); starts again in 2 s"
+    now[0] += 61  # it has been well for a while
+    cast(Any, kept.process).returncode = 0
+    kept.tick()
+    assert told[-1].endswith("starts again in 2 s")
+
+
+# -- following a run -------------------------------------------------------------------------------------------------
+
+
+def lines(count: int) -> list[bytes]:
+    return [record.to_json().encode() + b"\n" for record in run_rounds(Settings.of("boston", rounds=count))]
+
+
+def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
+    written = lines(4)
+    rounds, log = tmp_path / "rounds.jsonl", tmp_path / LOG
+    rounds.write_bytes(b"".join(written[:2]))
+    log.write_text("2026-11-15T14:00:00Z ERROR an old story\n")
+
+    def steps() -> Iterator[None]:
+        with log.open("a") as file:
+            file.write("2026-11-15T14:00:01Z INFO nothing\n2026-11-15T14:00:01Z WARNING lost: ann\nTraceback\n")
+        os.truncate(rounds, len(written[0]))  # it goes on behind round 1
+        yield
+        with rounds.open("ab") as file:
+            file.write(written[1] + written[2][:9])
+        yield
+        with rounds.open("ab") as file:
+            file.write(written[2][9:])
+        yield
+        with rounds.open("ab") as file:
+            file.write(written[3])
+        (tmp_path / "summary.json").write_text("{}")
+        yield
+
+    step = steps()
+    events = list(follow(tmp_path, lambda: False, sleep=lambda _: next(step)))
+    assert events[0] == "warning: lost: ann"
+    assert [cast(RoundRecord, event).round for event in events[1:]] == [2, 3, 4]
+    assert finished_rounds(tmp_path) == 4
+
+
+def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / LOG).touch()
+    did: list[str] = []
+
+    def start() -> None:
+        did.append("start")
+        (tmp_path / "rounds.jsonl").write_bytes(lines(1)[0])
+
+    told: list[RoundRecord | str] = []
+    complaint = (
+        rf"the server stopped after round 1 of 9 \({tmp_path}/server.log says more\); safa deploy local --resume"
+    )
+    with pytest.raises(SafaError, match=complaint):
+        attend(
+            tmp_path,
+            Settings.of("boston", rounds=9),
+            told.append,
+            start=start,
+            over=lambda: True,
+            also=lambda: did.append("also"),
+            kind="local",
+        )
+    assert did == ["also", "start", "also"]
+    assert [cast(RoundRecord, event).round for event in told] == [1]
+
+
+def test_the_last_words_of_a_supernode(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    said = "INFO : Starting Flower SuperNode\nFailed to initialize the connection to the SuperLink.\n"
+    log.write_text(f"{said}[code: 2001] SuperNode authentication is enabled.\n")
+    assert last_words(log) == "the server wants a key"
+    log.write_text(f"{said}something new\n")
+    assert last_words(log) == "something new"
+    log.write_text(f"{said}[code: 2004] Failed.\nINFO : Starting Flower SuperNode\nINFO : terminated gracefully\n")
+    assert last_words(log) == ""
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+class Flwr:
+    """Stands for the `flwr` command and the SuperLink behind it."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, str] = {}
+        self.used: list[bytes] = []
+
+    def __call__(self, *asked: Sequence[str]) -> list[dict[str, Any]]:
+        return [self._register(*rest) if kind == "register" else self._unregister(*rest) for _, kind, *rest in asked]
+
+    def _register(self, file: str, connection: str, name: str) -> dict[str, Any]:
+        key = Path(file).read_bytes()
+        if key in self.used:
+            return {"success": False, "error-message": "Using SuperLink\n\n[code: 23] Public key already in use."}
+        self.used.append(key)
+        node = str(10**18 + len(self.used))
+        self.nodes[node] = name.removeprefix("--name=")
+        return {"success": True, "node-id": int(node)}
+
+    def _unregister(self, node: str, connection: str) -> dict[str, Any]:
+        found = self.nodes.pop(node, None)
+        return {"success": True} if found else {"success": False, "error-message": "[code: 24] Node ID not found"}
+
+
+def test_who_may_take_part_is_what_lies_in_the_folder_of_keys(tmp_path: Path) -> None:
+    keys, nodes, registered = tmp_path / "keys", tmp_path / "nodes.json", tmp_path / "registered.json"
+    make_keys(keys, hosts=[], clients=["ann", "-bob"])
+    flwr = Flwr()
+
+    def names() -> set[str]:
+        assert json.loads(nodes.read_text()) == flwr.nodes
+        return set(flwr.nodes.values())
+
+    register = Register(keys, nodes, registered, flwr, "safa")
+    assert register.look() == []
+    assert names() == {"ann", "-bob"}
+    add_client(keys, "cy")
+    (keys / "clients" / "dan.pub").write_text("not a key")
+    assert [line[:31] for line in register.look()] == ["the key of dan is not taken: it"]
+    assert names() == {"ann", "-bob", "cy"}
+    assert register.look() == []  # told once
+
+    old = (keys / "clients" / "ann.pub").read_bytes()
+    (keys / "clients" / "ann.pub").unlink()
+    assert register.look() == []
+    (keys / "clients" / "ann.pub").write_bytes(old)
+    assert register.look() == []  # it was not gone for good
+    add_client(keys, "ann", force=True)
+    assert register.look() == []
+    assert register.look() == ["the key of ann is revoked"]
+    assert names() == {"ann", "-bob", "cy"}
+    (keys / "clients" / "eve.pub").write_bytes(old)
+    assert register.look() == ["the key of eve is not taken: it was revoked before, or is another client's"]
+
+    (keys / "clients" / "cy.pub").unlink()  # while the server is down
+    again = Register(keys, nodes, registered, flwr, "safa")
+    assert again.look()[0] == "the key of cy is revoked"
+    assert names() == {"ann", "-bob"}
+    (keys / "clients").rename(tmp_path / "unplugged")
+    assert again.look() == again.look() == []
+    assert names() == {"ann", "-bob"}
+
+
+# -- folders and addresses -------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_with_a_run_to_take_it_up_again(tmp_path: Path) -> None:
+    settings = Settings.of("boston", clients=2)
+    begin_local(tmp_path / "run", settings, Options(start_with=2), pauses={"client-1": 3.0})
+    assert Link.read(tmp_path / "run") == Link(
+        host=LOOPBACK, port=0, keys=f"{FLOWER}/keys", local=True, pauses={"client-1": 3.0}
+    )
+    assert load_run(tmp_path / "run").settings == settings
+    assert Options.read(tmp_path / "run" / "deploy.toml") == Options(start_with=2)
+    assert sorted(file.name for file in (tmp_path / "run" / FLOWER / "keys" / "clients").glob("*.key")) == [
+        "client-0.key",
+        "client-1.key",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [({"train": False}, "a deployment trains a model"), ({"warm_start": True}, "warm_start is a habit")],
+)
+def test_what_cannot_be_deployed_leaves_no_folder(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    link = Link(host=LOOPBACK, port=0, keys=None)
+    with pytest.raises(SafaError, match=complaint):
+        begin(tmp_path / "run", Settings.of("boston", **changes), Options(), link)
+    assert not (tmp_path / "run").exists()
+
+
+def test_loopback_addresses() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "::", "example.org", "localhost.example.org")))
+
+
+def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", hosts=[], clients=[])
+    address = f"{LOOPBACK}:{free_port()}"
+    assert unreachable(address, None) == "Connection refused"
+    with bound(LOOPBACK, int(address.rpartition(":")[2])) as door:
+        door.listen()
+        assert unreachable(address, None) == ""
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_trial_on_one_machine(capsys: Capture) -> None:
+    trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "2", "--epochs", "1", "--insecure"]
+    folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
+    assert main([*trial, "--out", folder]) == 0
+    captured = capsys.readouterr()
+    rows = captured.out.splitlines()
+    assert rows[0].split() == ["round", "time,", "s", "picked", "undrafted", "refused", "clients", "loss", "accuracy"]
+    assert [row.split()[0] for row in rows[1:3]] == ["1", "2"]
+    assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model anew" in rows[3]
+    run = load_run(folder)
+    assert run.summary is not None
+    assert [record.round for record in run.records()] == [1, 2]
+    assert {member["name"] for member in run.roster() or []} == {"client-0", "client-1"}
+    assert list(run.model())
+    assert at_work_in(Path.cwd()) == []
+    assert main(["deploy", "local", "--resume", folder]) == 2
+    assert "came to its end" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_everything_and_the_run_goes_on_later(capsys: Capture) -> None:
+    trial = ["deploy", "local", "boston", "--clients", "1", "--rounds", "3", "--epochs", "1", "--out", "run"]
+    with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: process.poll() is not None or finished_rounds(Path("run")) > 0)
+            assert len(at_work_in(Path.cwd())) >= 4  # SuperLink, SuperNode, a SuperExec each
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+            assert time.monotonic() - began < 6
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "of 3 rounds are finished and can be read in run; go on with safa deploy local --resume run" in err
+    assert at_work_in(Path.cwd()) == []
+
+    assert main(["deploy", "local", "--resume", "run"]) == 0
+    assert [record.round for record in load_run("run").records()] == [1, 2, 3]
+    shown = [row.split()[0] for row in capsys.readouterr().out.splitlines()[1:-1]]
+    assert shown in (["2", "3"], ["1", "2", "3"])  # what was not on the disk as a whole is done again
+    assert at_work_in(Path.cwd()) == []
+
+
+def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("config.toml").write_text('task = "boston"\nrounds = 7\n[deploy]\nwire = "int8"\nttl_s = 5\n')
+    monkeypatch.setattr("safa.deploy.launch.run_local", lambda *_: None)
+    monkeypatch.setattr(commands._Show, "end", lambda *_: None)
+    assert main(["deploy", "local", "--config", "config.toml", "--ttl", "9", "--clients", "3", "--out", "run"]) == 0
+    assert Options.read(Path("run/deploy.toml")) == Options(start_with=3, wire="int8", ttl_s=9)
+    assert load_run("run").settings == Settings.of("boston", rounds=7, clients=3)
+    assert main(["run", "--config", "config.toml", "--no-train", "--quiet", "--out", "simulated"]) == 0
+
+
+def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    ran: list[Path] = []
+    monkeypatch.setattr("safa.deploy.launch.run_server", lambda folder, _: ran.append(folder))
+    monkeypatch.setattr(commands._Show, "end", lambda *_: None)
+    make_keys("keys", hosts=[], clients=["ann"])
+    port = str(free_port())
+    server = ["deploy", "server", "boston", "--keys", "keys", "--host", LOOPBACK, "--port", port, "--out", "run"]
+    assert main([*server, "--rounds", "7", "--go-on"]) == 0
+    assert Link.read(Path("run")) == Link(host=LOOPBACK, port=int(port), keys=str(Path("keys").resolve()))
+    assert main([*server, "--rounds", "9", "--go-on"]) == 0
+    assert load_run("run").settings.rounds == 7
+    assert main(server) == 2
+    Path("run/roster.json").write_text('[{"name": "ann", "size": 1.0, "details": {}}]')
+    assert main(["deploy", "server", "--resume", "run", "--pardon", "eve"]) == 2
+    assert "there is no client 'eve' to pardon in run" in capsys.readouterr().err
+    assert main(["deploy", "server", "--resume", "run", "--pardon", "ann"]) == 0
+    assert json.loads(Path("run/pardons.json").read_text()) == ["ann"]
+    assert ran == [Path("run")] * 3
+    assert main(["deploy", "local", "--resume", "run"]) == 2
+    assert "was begun with safa deploy server, and goes on with that only" in capsys.readouterr().err
+    Path("run/summary.json").write_text("{}")
+    assert main([*server, "--go-on"]) == 0  # so that a service manager stops starting it
+    assert len(ran) == 3
+
+
+def test_keys_are_made_and_added(capsys: Capture) -> None:
+    assert main(["deploy", "keys", "keys", "--host", "fl.example.org", "10.0.0.7", "--client", "ann", "bob"]) == 0
+    assert "keys/clients/bob.pub" in capsys.readouterr().out
+    assert main(["deploy", "keys", "keys", "--add", "cy"]) == 0
+    assert sorted(path.stem for path in Path("keys/clients").glob("*.key")) == ["ann", "bob", "cy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("deploy", "the following arguments are required: COMMAND"),
+        ("deploy local", "name a task, one of boston"),
+        ("deploy local boston --task mnist", "two tasks are named, boston and mnist"),
+        ("deploy local boston --clients 0", "clients must be at least 1, not 0"),
+        ("deploy local boston --wire float8", "wire must be one of float32"),
+        ("deploy local boston --start-with 6", "start_with is 6, but there are only 5 clients"),
+        ("deploy local boston --no-train", "a deployment trains a model; rounds alone can only be simulated"),
+        ("deploy local boston --preset paper", "warm_start is a habit of the paper's experiments"),
+        ("deploy local boston --pause client-9=3", "there is no client 'client-9' to pause; there are client-0 to"),
+        ("deploy local boston --pause client-0", "--pause needs NAME=SECONDS, not 'client-0'"),
+        ("deploy local boston --pause client-0=-1", "a pause must be a number of seconds, not -1.0"),
+        ("deploy local boston --out used", "used already holds a run"),
+        ("deploy local boston --resume used", "--resume takes everything from its folder"),
+        ("deploy local --resume other", "other holds no run: there is no config.toml in it"),
+        ("deploy local --resume simulated", "simulated holds no run that was deployed"),
+        ("deploy local --config odd.toml", "there is no option 'tll_s' of a deployment"),
+        (
+            "deploy server boston",
+            "a server needs --keys DIR (safa deploy keys makes them), or --insecure, and not both",
+        ),
+        ("deploy server boston --keys k --insecure", "a server needs --keys DIR"),
+        ("deploy server boston --insecure", "--insecure is for trials on one machine: 0.0.0.0 is not a loopback"),
+        ("deploy server boston --keys other", "{cwd}/other holds no keys of a server: there is no ca.crt in it"),
+        ("deploy server boston --keys old", "the certificate {cwd}/old/server.pem has expired on"),
+        ("deploy server boston --keys k --port 0", "a port is a number from 1 to 65535, not 0"),
+        ("deploy server boston --keys k --host 192.0.2.1", "no server can listen on 192.0.2.1, port 9092"),
+        ("deploy server boston --keys k --go-on", "--go-on needs --out"),
+        ("deploy server boston --keys k --pardon ann", "--pardon goes with --resume"),
+        ("deploy server --resume used --port 1", "--resume takes everything from its folder"),
+        ("deploy client --server h --name ann --state s --keys k", "--server needs HOST:PORT, not 'h'"),
+        ("deploy client --server h:1 --name .x --state s --keys k", "a name starts with no dot"),
+        ("deploy client --server h:1 --name ann --state s", "a client needs --keys DIR, or --ca FILE and --key FILE"),
+        ("deploy client --server h:1 --name ann --state s --ca k/ca.crt", "--ca and --key go together"),
+        ("deploy client --server h:1 --name ann --state s --insecure", "--insecure is for trials on one machine"),
+        (
+            "deploy client --server h:1 --name ann --state s --keys other",
+            "there is no certificate of an authority other",
+        ),
+        ("deploy client --server h:1 --name eve --state s --keys k", "there is no private key k/clients/eve.key"),
+        (
+            "deploy client --server h:1 --name ann --state s --ca k/ca.crt --key k/clients/ann.pub",
+            "{cwd}/k/clients/ann.pub is not a client's private key",
+        ),
+        (
+            "deploy client --server h:1 --name ann --state s --ca odd.toml --key k/clients/ann.key",
+            "{cwd}/odd.toml is not a certificate",
+        ),
+        ("deploy client --server h:1 --name ann --state odd.toml --keys k", "cannot make the folder {cwd}/odd.toml"),
+        ("deploy client --server h:1 --name ann --state s --keys k --pause nan", "a pause must be a number of seconds"),
+        ("deploy keys other --client ann", "name the server with --host and its clients with --client"),
+        ("deploy keys other --add ann", "other holds no keys of a trial"),
+        ("deploy keys k --add ann", "k/clients/ann.key is there already"),
+        ("deploy keys new --host h --client ann --days 0", "days must be above 0, not 0"),
+        ("deploy keys new --host h:1 --client ann", "a host is a name or an address, without a port"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: str, capsys: Capture) -> None:
+    make_keys("k", hosts=[], clients=["ann"])
+    make_keys("old", hosts=[], clients=["ann"], days=-1)
+    for name in ("used", "other", "simulated"):
+        Path(name).mkdir()
+    Path("used/config.toml").write_text("precious")
+    Path("other/thesis.tex").write_text("precious")
+    Path("simulated/config.toml").write_text(Settings.of("boston").to_toml())
+    Path("odd.toml").write_text('task = "boston"\n[deploy]\ntll_s = 5\n')
+    before = sorted(Path().rglob("*"))
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"safa: {complaint.format(cwd=Path.cwd())}")
+    assert captured.err.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before  # nothing half-written
+
+
+def test_without_flower_there_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["deploy", "local", "boston"]) == 2
+    assert "safa deploy needs Flower, which is not installed here" in capsys.readouterr().err
+
+
+def test_the_command_line_does_without_flower_until_it_is_needed() -> None:
+    code = "import sys, safa.cli; safa.cli._parser(); print({'flwr', 'torch', 'cryptography'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,6 +47,12 @@ def records(run: Path) -> list[RoundRecord]:
     file = run / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [RoundRecord.from_json(line) for line in lines if line.endswith("\n")]
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as door:
+        return door.connect_ex(("127.0.0.1", port)) == 0
 
 
 def pids(processes: Processes, *marks: str) -> list[int]:

@@ -278,9 +278,12 @@ _memories: dict[str, dict[str, Tensors]] = {}
 _OWN = "own"
 
 
+NUDGE = 1e-3
+
+
 def nudged(order: Order, base: Tensors) -> Tensors:
-    """An update that cost nothing: every number of the model a little larger, by the attempt."""
-    return {name: tensor + np.float32(1e-3 + 1e-6 * (order.attempt % 100)) for name, tensor in base.items()}
+    """An update that cost nothing: every number of the model a little larger."""
+    return {name: tensor + np.float32(NUDGE) for name, tensor in base.items()}
 
 
 def honest(
@@ -347,7 +350,7 @@ BEHAVIOURS = {
     "nan": "an update with a NaN in every tensor",
     "shapes": "an update whose tensors have an axis more than the model's",
     "norm": "an update that is very far from the model",
-    "stale": "an update that claims the version before the one it was given",
+    "stale": "an update that claims the version before the one it was given, if there is one",
     "future": "an update that claims a version that is not there yet",
     "large": "an update of many megabytes",
     "replay": "the first update ever again, with its attempt number of then",
@@ -420,7 +423,7 @@ def altered_update(behaviour: str, order: Order, base: Tensors, megabytes: float
         case "norm":
             return update_of(order, {name: tensor + np.float32(1e9) for name, tensor in base.items()})
         case "stale":
-            return update and replace(update, version=order.version - 1)
+            return update and replace(update, version=max(order.version - 1, 0))
         case "future":
             return update and replace(update, version=order.version + 1000)
         case "large":  # of random numbers, because the same chunk twice would travel and be stored once

@@ -160,19 +160,24 @@ def _asked(arguments: argparse.Namespace) -> tuple[Settings, dict[str, Any]]:
 
 def _taken_up(arguments: argparse.Namespace, kind: str) -> Path:
     """The folder of a run that was stopped; everything is in it."""
-    from safa.deploy.launch import Link
-
     given = given_settings(arguments) | given_options(arguments, Options)
     if arguments.task or arguments.named_task or arguments.config or arguments.out or arguments.insecure or given:
         raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
     folder = Path(arguments.resume)
-    run = load_run(folder)
-    if Link.read(folder).local != (kind == "local"):
-        other = "server" if kind == "local" else "local"
-        raise SafaError(f"the run in {folder} was begun with safa deploy {other}, and goes on with that only")
-    if run.summary is not None:
+    if _is_finished(folder, kind):
         raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
     return folder
+
+
+def _is_finished(folder: Path, kind: str) -> bool:
+    """Whether a run of this kind of deployment came to its end; one of another kind is an error."""
+    from safa.deploy.launch import Link
+
+    run = load_run(folder)
+    begun_with = "local" if Link.read(folder).local else "server"
+    if begun_with != kind:
+        raise SafaError(f"the run in {folder} was begun with safa deploy {begun_with}, and goes on with that only")
+    return run.summary is not None
 
 
 def _pauses(texts: list[str]) -> Mapping[str, float]:
@@ -229,7 +234,7 @@ def _server(arguments: argparse.Namespace) -> None:
         folder = _taken_up(arguments, "server")
     elif begun:
         folder = Path(arguments.out)
-        if load_run(folder).summary is not None:
+        if _is_finished(folder, "server"):
             Console(stderr=True).print(f"The run in {folder} came to its end.", highlight=False, soft_wrap=True)
             return
     else:

@@ -370,19 +370,26 @@ class Conductor:
             work = -(-self.attendance.roster[client].size // self.settings.batch_size) * self.settings.epochs
             self._work_done += work
             self._bytes_up += answer.size_bytes if isinstance(answer, Update) else 0
-            if not self._under_way(client, order):
-                taken = self._abandoned(client, order.version, now)
-            else:
-                del self._current[client]
-                row = self._screened(client, order, answer)
-                if isinstance(row, Refused):
-                    _log.warning("refused: %s, %s: %s", self._name(client), row.reason, row.why)
-                    self._lose(client, now)
-                    self._set_aside(client)
-                    taken = False
-                else:
-                    taken = self._offer(client, order.version, now, row)
+            taken = self._take(client, order, answer, now)
             self._work_lost += 0 if taken else work
+
+    def _take(self, client: int, order: Order, answer: Update | Refused, now: float) -> bool:
+        """Screen an answer, and let the protocol decide on it; whether it was taken."""
+        under_way = self._under_way(client, order)
+        if not under_way and isinstance(answer, Update):
+            return self._abandoned(client, order.version, now)
+        row = self._screened(client, order, answer)
+        if isinstance(row, torch.Tensor):
+            del self._current[client]
+            return self._offer(client, order.version, now, row)
+        _log.warning("refused: %s, %s: %s", self._name(client), row.reason, row.why)
+        if under_way:
+            del self._current[client]
+            self._lose(client, now)
+        if client in self.screening.set_aside:
+            _log.warning("set aside: %s, refused %d times in a row", self._name(client), self.options.refusals_allowed)
+            self.attendance.leave(client)
+        return False
 
     def _screened(self, client: int, order: Order, answer: Update | Refused) -> torch.Tensor | Refused:
         """The update as a row, if it is taken."""
@@ -428,11 +435,6 @@ class Conductor:
                 self._sync.add(answered)
                 self._to_ask[answered] = now
         return True
-
-    def _set_aside(self, client: int) -> None:
-        if client in self.screening.set_aside:
-            _log.warning("set aside: %s, refused %d times in a row", self._name(client), self.options.refusals_allowed)
-            self.attendance.leave(client)
 
     def _packed(self, client: int, version: int) -> tuple[Parcel, str]:
         """The model that a client starts from, as it travels, and its digest as it arrives."""

@@ -201,11 +201,8 @@ class Server:
         self.inner_port = next(port for port in iter(free_port, 0) if port != self.port)
         self.goes_on = (self.folder / "checkpoint" / "state.safetensors").exists()
         self._process: subprocess.Popen[bytes] | None = None
-        self.register = (
-            Register(self.keys, self.folder / NODES, self._flower / REGISTERED, self.flwr, _CONNECTION)
-            if self.keys
-            else None
-        )
+        names = self.folder / NODES, self._flower / REGISTERED
+        self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None
         self._run = ""
         self._held = False
         self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
@@ -225,7 +222,7 @@ class Server:
         write_atomically(home / "config.toml", f"[superlink.{_CONNECTION}]\n{address}\n{trust}\n".encode())
         self._process = self._processes.start(self._command(), log=self._flower / _LINK_LOG)
         deadline = time.monotonic() + _UP_S
-        while not _is_listening(self.inner_port):
+        while unreachable(f"{LOOPBACK}:{self.inner_port}", None):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise SafaError(f"Flower's SuperLink did not start; {self._flower / _LINK_LOG} says more")
             time.sleep(0.1)
@@ -293,14 +290,6 @@ class Server:
 def _quoted(path: Path) -> str:
     """A path as TOML writes it; JSON's way with rare characters is not TOML's."""
     return json.dumps(str(path), ensure_ascii=False)
-
-
-def _is_listening(port: int) -> bool:
-    try:
-        with socket.create_connection((LOOPBACK, port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def check_keys(folder: Path) -> None:
@@ -401,6 +390,7 @@ def run_local(folder: Path, tell: Tell) -> None:
     with Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
         server = _opened(processes, folder, link, tell)
         nodes = [keep(node, processes, tell, starts=False) for node in _local_nodes(server, settings, link)]
+        tell(f"{len(nodes)} clients are started; each takes some seconds, and so does every update")
 
         def look() -> None:
             for node in nodes:

@@ -1,8 +1,8 @@
 """Flower's programs, which are started together and stopped together, with all that they have started in turn.
 
-They start others, some of them detached in sessions of their own. So everything that is started here
-carries a mark in its environment, a random token, and is found again by it. Where the environment of a process cannot
-be read, it is found by its parent or its session; where there is no /proc, by its process group.
+They start others, some of them detached in sessions of their own. So everything that is started here carries a mark in
+its environment, a random token, and is found again by it. Where the environment of a process cannot be read, it is
+found by its parent or its session; where there is no /proc, by its process group.
 
 A guardian watches: a small process that does nothing but wait for the end of the one that started it. When that comes,
 be it by SIGKILL, the guardian stops what is left.
@@ -96,7 +96,8 @@ class Processes:
         finally:
             guardian, self._guardian = self._guardian, None
             if guardian is not None:
-                cast(IO[bytes], guardian.stdin).close()
+                with contextlib.suppress(OSError):
+                    cast(IO[bytes], guardian.stdin).close()
                 guardian.wait()
 
     def start(

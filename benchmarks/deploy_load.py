@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from safa.deploy.launch import FLOWER, Link, Server, begin
+from safa.deploy.letters import Update, read_answer
 from safa.deploy.options import Options
 from safa.deploy.processes import LOOPBACK, Processes, environment
 from safa.deploy.watch import finished_rounds
@@ -164,7 +165,7 @@ class _Client:
             self._sender.reply(message, content)
             if order is None:
                 fleet.counts["introductions"] += 1
-            elif "model" not in content:
+            elif not isinstance(read_answer(content), Update):
                 fleet.counts["models missed"] += 1
             else:
                 self._answered_at = time.time()

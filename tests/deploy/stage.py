@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from safa.deploy.conductor import Answer, Conductor, Post
+from safa.deploy.conductor import Conductor
 from safa.deploy.device import Device
-from safa.deploy.letters import Invitation, Order
+from safa.deploy.letters import Answer, Invitation, Order, Post
 from safa.deploy.options import FILE, Options
 from safa.experiment import Learning, load_problem, make_shards
 from safa.fleet import stream

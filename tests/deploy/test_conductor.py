@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safa.deploy.conductor import Answer, Conductor
-from safa.deploy.letters import Failure, Introduction, Missing, Order, Update
+from safa.deploy.conductor import Conductor
+from safa.deploy.letters import Answer, Failure, Introduction, Missing, Order, Update
 from safa.deploy.screening import Reason
 from safa.deploy.wire import pack
 from safa.errors import SafaError
@@ -311,6 +312,33 @@ def test_a_finished_run_and_habits_of_the_paper_are_refused(tmp_path: Path) -> N
     prepare(tmp_path / "warm", {"warm_start": True})
     with pytest.raises(SafaError, match="warm_start"):
         Conductor(tmp_path / "warm", now=0.0)
+
+
+def test_a_copy_of_a_running_folder_is_a_backup(tmp_path: Path) -> None:
+    """Checkpoint first, then rounds: then the rounds are never fewer than the checkpoint says."""
+    stage = Stage(tmp_path, {"rounds": 6})
+    stage.play(until=stage.in_round(3))
+    backup = tmp_path / "backup"
+    shutil.copytree(tmp_path / "run", backup, ignore=shutil.ignore_patterns("rounds.jsonl"))
+    stage.play(until=stage.in_round(5))
+    shutil.copy(tmp_path / "run" / "rounds.jsonl", backup)
+    stage.conductor.stop()
+    shutil.rmtree(tmp_path / "run")
+    backup.rename(tmp_path / "run")
+    stage.kill_server()
+    assert stage.conductor.protocol.round == 2
+    run = stage.play()
+    assert [record.round for record in run.records()] == list(range(1, 7))
+    assert apart(fed_again(run), run.model()) <= 1e-6
+
+
+def test_a_backup_that_lacks_rounds_is_turned_down(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"rounds": 6})
+    stage.play(until=stage.in_round(3))
+    stage.conductor.stop()
+    (tmp_path / "run" / "rounds.jsonl").write_text("")
+    with pytest.raises(SafaError, match="holds 0 rounds, but a checkpoint made after round 2"):
+        Conductor(tmp_path / "run", now=0.0)
 
 
 def test_a_missing_model_is_sent_once_only(tmp_path: Path) -> None:

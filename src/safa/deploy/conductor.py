@@ -21,6 +21,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,14 +31,7 @@ import torch
 from safa.analysis import Metrics
 from safa.deploy.attendance import Attendance
 from safa.deploy.checkpoint import protocol_state, restore_protocol
-from safa.deploy.letters import (
-    Failure,
-    Introduction,
-    Invitation,
-    Missing,
-    Order,
-    Update,
-)
+from safa.deploy.letters import Answer, Failure, Introduction, Invitation, Missing, Order, Post, Update
 from safa.deploy.options import FILE as OPTIONS_FILE
 from safa.deploy.options import Options
 from safa.deploy.roster import Roster
@@ -53,7 +47,7 @@ from safa.protocol.continuous import Continuous
 from safa.records import Refusal, RoundRecord, Rule
 from safa.runs import ROSTER, Run, RunWriter, load_run, write_atomically
 
-__all__ = ["Answer", "Conductor", "Post"]
+__all__ = ["Conductor"]
 
 _DEPLOYMENT, _NODES, _PARDONS = "deployment.json", "nodes.json", "pardons.json"
 _RECONNECT_S = 60.0  # how long to wait for known clients after a restart
@@ -61,22 +55,6 @@ _FRUITLESS_S = 5.0  # how long to wait after a round in which nobody could be re
 _ASK_AGAIN_S = 10.0  # how long to wait before a node that was unreachable is tried again
 
 _log = logging.getLogger("safa.deploy")
-
-Answer = Introduction | Update | Missing | Failure | Refused
-"""What can come back for a post."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Post:
-    """Something to be sent to a node."""
-
-    node: int
-    letter: Invitation | Order
-    client: int | None = None
-
-    def without_model(self) -> Post:
-        """What is worth remembering once it is sent."""
-        return replace(self, letter=replace(self.letter, model=None)) if isinstance(self.letter, Order) else self
 
 
 @dataclass(frozen=True)
@@ -145,7 +123,10 @@ class Conductor:
             self.attendance.restore(kept["roster"], known=self.protocol.clients, active=active)
             self._attempts = kept["attempts"]
             self._took = {int(client): seconds for client, seconds in kept["took"]}
-            for record, _ in zip(run.records(), range(done), strict=False):
+            earlier = list(islice(run.records(), done))
+            if len(earlier) < done:
+                raise SafaError(f"{self.folder} holds {len(earlier)} rounds, but a checkpoint made after round {done}")
+            for record in earlier:
                 self._metrics.add(record)
             self._wait_for_all_until = now + _RECONNECT_S
             _log.info("going on behind round %d of %d", done, self.settings.rounds)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -31,11 +31,13 @@ from safa.deploy.wire import Kind, Packed, Parcel, bytes_of
 from safa.errors import SafaError
 
 __all__ = [
+    "Answer",
     "Failure",
     "Introduction",
     "Invitation",
     "Missing",
     "Order",
+    "Post",
     "Update",
     "digest_of",
     "read_answer",
@@ -122,6 +124,24 @@ class Failure:
     why: str
     code: int = 0
     """Flower's error code; 0 where the device itself said so."""
+
+
+Answer = Introduction | Update | Missing | Failure | Refused
+"""What can come back for a letter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """A letter to a node."""
+
+    node: int
+    letter: Invitation | Order
+    client: int | None = None
+    """The number of the client behind the node, where it is known."""
+
+    def without_model(self) -> Post:
+        """What is worth remembering once it is sent."""
+        return replace(self, letter=replace(self.letter, model=None)) if isinstance(self.letter, Order) else self
 
 
 def digest_of(tensors: Mapping[str, NDArray[Any]]) -> str:

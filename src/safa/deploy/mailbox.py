@@ -20,13 +20,11 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from safa.deploy.letters import Failure, Invitation, read_answer, read_introduction, written
+from safa.deploy.letters import Answer, Failure, Invitation, Post, read_answer, read_introduction, written
 from safa.deploy.screening import Reason, Refused
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
-
-    from safa.deploy.conductor import Answer, Post
 
 __all__ = ["Mailbox"]
 

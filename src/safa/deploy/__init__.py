@@ -1,4 +1,5 @@
-"""The protocol on real devices: what travels, who sent it, whether it is taken, and the keys of a trial.
+"""The protocol on real devices, on Flower.
 
-`wire`, `screening`, `roster` and `keys` know nothing of Flower. They are driven by the edge that does.
+Read in this order: `letters` (what is said), `conductor` (the server without its network), `device` (the client without its
+network), `server_app` and `client_app` (both on Flower), `launch` (all of it as processes).
 """

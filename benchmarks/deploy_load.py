@@ -8,7 +8,7 @@ and then not at all: it forgets the order, or is gone for a while and comes back
 - whether memory grows once every client has its row in the cache, in the server app and in the SuperLink, and whether
   the SuperLink's database does;
 - whether every update that was sent is accounted for: in a round, or as refused in the log. In the end the senders fall
-  silent, and two more rounds are awaited, so that nothing is under way any more;
+  silent, and a round without any update is awaited, so that nothing is under way any more;
 - how long an update waits until the server has taken note of it, and its client until it has the next order.
 """
 
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,12 @@ class Account:
     """How long each of them waited to be noticed."""
 
 
+def rounds(folder: Path) -> Iterator[RoundRecord]:
+    """The rounds that are closed."""
+    whole, _, _ = (folder / "rounds.jsonl").read_text().rpartition("\n")  # behind it, one may be just being written
+    return map(RoundRecord.from_json, whole.splitlines())
+
+
 def account(folder: Path, sent: dict[str, list[Sent]]) -> Account:
     """Find every update that was sent in the rounds, by its client and the version it is based on, or in the log."""
     found = Account(sent=sum(map(len, sent.values())))
@@ -218,8 +225,7 @@ def account(folder: Path, sent: dict[str, list[Sent]]) -> Account:
     for name, updates in sent.items():
         for update in updates:
             open_[name, update.version].append(update)
-    for line in (folder / "rounds.jsonl").read_text().splitlines():
-        record = RoundRecord.from_json(line)
+    for record in rounds(folder):
         found.rounds += 1
         found.in_rounds += len(record.client)
         for client, base, arrival_s in zip(record.client, record.base, record.arrival_s, strict=True):
@@ -310,10 +316,14 @@ def watch(server: Server, processes: Processes, fleet: Fleet, seconds: float) ->
 
 
 def settle(folder: Path, round_limit_s: float) -> None:
-    """Wait until two more rounds are closed, so that whatever was sent is in one of them."""
-    wanted, deadline = finished_rounds(folder) + 2, time.monotonic() + 3 * round_limit_s + 30
-    while finished_rounds(folder) < wanted and time.monotonic() < deadline:
-        time.sleep(1)
+    """Wait for a round to which nothing came any more, so that whatever was sent is in an earlier one."""
+    silent_s = time.time() - json.loads((folder / "deployment.json").read_text())["began_s"]
+    deadline = time.monotonic() + 10 * round_limit_s + 60
+    while time.monotonic() < deadline:
+        time.sleep(2)
+        *_, last = rounds(folder)
+        if last.opened_s > silent_s and not len(last.client):
+            return
 
 
 def summary(samples: list[Sample], found: Account, fleet: Fleet, warm_up_s: float) -> dict[str, Any]:

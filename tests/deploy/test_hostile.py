@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -42,7 +43,7 @@ OTHERS = ("unasked", "forged", "withheld")
 @pytest.mark.slow
 def test_strangers_are_refused_by_name_and_the_honest_make_the_model(tmp_path: Path) -> None:
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
-    settings = ("--clients", "2", "--rounds", "9", "--fraction", "0.15", "--round-limit", "60", "--seed", "1")
+    settings = ("--clients", "2", "--rounds", "7", "--fraction", "0.15", "--round-limit", "60", "--seed", "1")
     options = ("--start-with", str(2 + len(REASONS) + len(OTHERS)), "--norm-bound", "1000", "--max-mb", "1")
     server_log = run / "server.log"
 
@@ -59,7 +60,7 @@ def test_strangers_are_refused_by_name_and_the_honest_make_the_model(tmp_path: P
             safa(processes, tmp_path / f"honest-{part}.log", "deploy", "client", *where, *named)
         wait_for(lambda: listens(int(port)), server, log=log)
         with _crowd(f"127.0.0.1:{port}", (*REASONS, *OTHERS)):
-            wait_for(lambda: all_were_refused() or len(records(run)) >= 9, server, log=server_log)
+            wait_for(lambda: all_were_refused() or len(records(run)) >= 7, server, log=server_log)
             assert all_were_refused(), server_log.read_text()
             assert server.wait(150) == 0, log.read_text()
     finished = load_run(run)
@@ -81,7 +82,7 @@ def _crowd(address: str, behaviours: Sequence[str]) -> Iterator[None]:
     over = threading.Event()
 
     def live(behaviour: str) -> None:
-        with Sender(address, poll_s=0.5) as sender:
+        with suppress(httpx.TransportError), Sender(address, poll_s=0.5) as sender:  # the server ends before they do
             play(Player(sender, behaviour, behaviour), is_over=over.is_set)
 
     threads = [threading.Thread(target=live, args=(behaviour,)) for behaviour in behaviours]

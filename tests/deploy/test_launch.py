@@ -24,6 +24,7 @@ from safa.deploy.processes import LOOPBACK, STARTED, Kept, Processes, bound, env
 from safa.deploy.watch import LOG, Register, attend, finished_rounds, follow, last_words
 from safa.errors import SafaError
 from safa.records import RoundRecord
+from safa.replay import replay
 
 Capture = pytest.CaptureFixture[str]
 
@@ -358,32 +359,13 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_trial_on_one_machine(capsys: Capture) -> None:
-    trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "2", "--epochs", "1", "--insecure"]
+def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Capture) -> None:
     folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
-    assert main([*trial, "--out", folder]) == 0
-    captured = capsys.readouterr()
-    rows = captured.out.splitlines()
-    assert rows[0].split() == ["round", "time,", "s", "picked", "undrafted", "refused", "clients", "loss", "accuracy"]
-    assert [row.split()[0] for row in rows[1:3]] == ["1", "2"]
-    assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model anew" in rows[3]
-    run = load_run(folder)
-    assert run.summary is not None
-    assert [record.round for record in run.records()] == [1, 2]
-    assert {member["name"] for member in run.roster() or []} == {"client-0", "client-1"}
-    assert list(run.model())
-    assert at_work_in(Path.cwd()) == []
-    assert main(["deploy", "local", "--resume", folder]) == 2
-    assert "came to its end" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_everything_and_the_run_goes_on_later(capsys: Capture) -> None:
-    trial = ["deploy", "local", "boston", "--clients", "1", "--rounds", "3", "--epochs", "1", "--out", "run"]
+    trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "3", "--epochs", "1", "--out", folder]
     with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(lambda: process.poll() is not None or finished_rounds(Path("run")) > 0)
-            assert len(at_work_in(Path.cwd())) >= 4  # SuperLink, SuperNode, a SuperExec each
+            wait_for(lambda: process.poll() is not None or finished_rounds(Path(folder)) > 0)
+            assert len(at_work_in(Path.cwd())) >= 6  # SuperLink, two SuperNodes, a SuperExec each
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
@@ -391,14 +373,24 @@ def test_ctrl_c_stops_everything_and_the_run_goes_on_later(capsys: Capture) -> N
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "of 3 rounds are finished and can be read in run; go on with safa deploy local --resume run" in err
+    said = f"of 3 rounds are finished and can be read in {folder}; go on with safa deploy local --resume {folder}"
+    assert said in err
     assert at_work_in(Path.cwd()) == []
 
-    assert main(["deploy", "local", "--resume", "run"]) == 0
-    assert [record.round for record in load_run("run").records()] == [1, 2, 3]
-    shown = [row.split()[0] for row in capsys.readouterr().out.splitlines()[1:-1]]
-    assert shown in (["2", "3"], ["1", "2", "3"])  # what was not on the disk as a whole is done again
+    assert main(["deploy", "local", "--resume", folder]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["round", "time,", "s", "picked", "undrafted", "refused", "clients", "loss", "accuracy"]
+    assert [row.split()[0] for row in rows] in (["2", "3"], ["1", "2", "3"])  # what was not whole is done again
+    assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model anew" in last
+    run = load_run(folder)
+    assert run.summary is not None
+    assert [record.round for record in run.records()] == [1, 2, 3]
+    assert {member["name"] for member in run.roster() or []} == {"client-0", "client-1"}
+    own, again = run.model(), replay(run)
+    assert max(float((again[name] - own[name]).abs().max()) for name in own) <= 1e-6
     assert at_work_in(Path.cwd()) == []
+    assert main(["deploy", "local", "--resume", folder]) == 2
+    assert "came to its end" in capsys.readouterr().err
 
 
 def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,24 +57,6 @@ def test_without_keys_a_node_that_takes_a_second_name_gives_up_its_first() -> No
     assert people.enrol("ann", 50, 2, now=2.0) == Enrolment(0, False, True, None)
 
 
-def test_with_keys_a_name_and_its_node_stay_together_until_released() -> None:
-    people = roster(names_move=False)
-    people.enrol("ann", 50, 1, now=0.0)
-    before = people.snapshot()
-    for name, node in (("ann", 2), ("bob", 1)):
-        refused = people.enrol(name, 50, node, now=1.0)
-        assert isinstance(refused, Refused)
-        assert refused.reason is Reason.NAME_TAKEN
-    assert people.snapshot() == before
-    people.leave("ann")
-    assert isinstance(people.enrol("ann", 50, 2, now=1.0), Refused)
-    assert people.enrol("ann", 50, 1, now=1.0) == Enrolment(0, False, True, None)
-    assert people.release("ann") == 0
-    assert people.release("ann") is None
-    assert people.release("zoe") is None
-    assert people.enrol("ann", 50, 2, now=1.0) == Enrolment(0, False, True, None)
-
-
 def test_time_does_not_go_back() -> None:
     people = roster()
     people.enrol("ann", 50, 1, now=10.0)

@@ -84,6 +84,8 @@ class Attendance:
         enrolled = self._enrolled(node, said, now)
         if isinstance(enrolled, Refused):
             _log.warning("refused: node %d, %s: %s", node, enrolled.reason, enrolled.why)
+            if enrolled.reason is Reason.NAME_TAKEN:  # its key may have been registered this very moment
+                self._invite_at[node] = now + _ASK_AGAIN_S
             return None
         number = enrolled.number
         if enrolled.displaced is not None:

@@ -4,11 +4,9 @@ A device is known by its name, and by the number that its name got when it first
 0 as a protocol's do, and are never used again: a device that comes back after a day has its number, and with it its
 version, its cache entry and its weight. The size n_k that it declared first stands, because its weight does.
 
-**Two nodes, one name.** Without keys anyone can claim any name, and a device that was started again has a new node id
-while the old one still seems alive. So the newer one wins (`names_move=True`); likewise a node that takes a second name
-gives up its first. With keys a node id belongs to a key for good. Then a name stays with its first node and a node with
-its first name (`names_move=False`), and who claims otherwise is refused until the operator releases the name. Only
-this keeps one key to one vote.
+**Two nodes, one name.** A device that was started again has a new node id while the old one still seems alive. So the
+newer one has the name; likewise a node that takes a second name gives up its first. Without keys anyone can claim any
+name so. With keys, nobody but the owner of the key that is registered under it can (`safa.deploy.attendance`).
 
 What a node gets wrong is refused with a `Reason` and a sentence, as an update is; it is never an exception.
 """
@@ -50,7 +48,7 @@ class Member:
     size: float
     """n_k, as first declared."""
     node: int | None
-    """The node that the name is bound to; None after another node took the name's place, or a release."""
+    """The node that the name is bound to; None after that node took another name."""
     present: bool
     """Whether it takes part: it has enrolled, and has not left since."""
     last_seen_s: float
@@ -73,13 +71,13 @@ class Enrolment(NamedTuple):
 class Roster:
     """All clients that ever enrolled, by name, by number and by node."""
 
-    def __init__(self, *, max_size: float, max_clients: int = 1_000_000, names_move: bool = True) -> None:
-        """`max_size` bounds the n_k that a client may declare; `names_move` is explained above."""
+    def __init__(self, *, max_size: float, max_clients: int = 1_000_000) -> None:
+        """`max_size` bounds the n_k that a client may declare."""
         if not 0 < max_size < math.inf:
             raise SafaError(f"max_size must be a finite number above 0, not {max_size}")
         if not max_clients > 0:
             raise SafaError(f"max_clients must be above 0, not {max_clients}")
-        self.max_size, self.max_clients, self.names_move = max_size, max_clients, names_move
+        self.max_size, self.max_clients = max_size, max_clients
         self._members: list[Member] = []
         self._by_name: dict[str, int] = {}
         self._by_node: dict[int, int] = {}
@@ -134,14 +132,6 @@ class Roster:
         self._members[number] = replace(self._members[number], present=False)
         return number
 
-    def release(self, name: str) -> int | None:
-        """Let the next node that claims a name have it: the operator's answer to a lost or renewed key.
-
-        The client leaves with that; its number is returned, or None if it was not present.
-        """
-        number = self._by_name.get(name)
-        return None if number is None else self._unbind(self._members[number].node)
-
     def seen(self, number: int, *, now: float) -> None:
         """Note that something was heard of a client."""
         member = self._members[number]
@@ -175,9 +165,6 @@ class Roster:
         number = self._by_name.get(str(name))
         if number is None and len(self._members) >= self.max_clients:
             return Refused(Reason.FULL, f"{self.max_clients} clients have enrolled, and no more are allowed")
-        bound = None if number is None else self._members[number].node
-        if not self.names_move and (self._by_node.get(node, number) != number or bound not in (None, node)):
-            return Refused(Reason.NAME_TAKEN, f"{shown(name)} or its node is bound to another")
         return None
 
     # -- the state, as a whole ---------------------------------------------------------------------------------------

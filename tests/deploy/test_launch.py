@@ -188,7 +188,8 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
 
     def steps() -> Iterator[None]:
         with log.open("a") as file:
-            file.write("2026-11-15T14:00:01Z INFO nothing\n2026-11-15T14:00:01Z WARNING lost: ann\nTraceback\n")
+            at = "2026-11-15T14:00:01Z"
+            file.write(f"{at} INFO bob is new: client 1\n{at} INFO sent: bob\n{at} WARNING lost: ann\nTraceback\n")
         os.truncate(rounds, len(written[0]))  # it goes on behind round 1
         yield
         with rounds.open("ab") as file:
@@ -204,8 +205,8 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
 
     step = steps()
     events = list(follow(tmp_path, lambda: False, sleep=lambda _: next(step)))
-    assert events[0] == "warning: lost: ann"
-    assert [cast(RoundRecord, event).round for event in events[1:]] == [2, 3, 4]
+    assert events[:2] == ["bob is new: client 1", "warning: lost: ann"]
+    assert [cast(RoundRecord, event).round for event in events[2:]] == [2, 3, 4]
     assert finished_rounds(tmp_path) == 4
 
 

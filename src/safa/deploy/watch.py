@@ -48,6 +48,7 @@ _MEANS = {
 }
 _ROUNDS, _SUMMARY, _CHECKPOINT = "rounds.jsonl", "summary.json", "checkpoint"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
+_COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
 _PAUSE_S, _TIDY_S = 0.25, 2.0
 
 
@@ -73,7 +74,7 @@ class _Tail:
 def follow(
     folder: Path, over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[RoundRecord | str]:
-    """The rounds of a run that come from now on, and the lines of its log that are warnings or worse.
+    """The rounds of a run that come from now on, and of its log who comes, and what is a warning or worse.
 
     It ends with the run: when there is a summary, or when `over`, which is asked a few times a second, says so.
     """
@@ -84,8 +85,11 @@ def follow(
         while True:
             for line in log.lines():
                 grave = _GRAVE.match(line)
+                comes = _COMES.match(line)
                 if grave:
                     yield f"{grave[1].lower()}: {grave[2]}"
+                elif comes:
+                    yield comes[1]
             yield from map(RoundRecord.from_json, rounds.lines())
             if last:
                 return

@@ -359,6 +359,7 @@ class Conductor:
         under_way = self._under_way(client, order)
         if not under_way and isinstance(answer, Update):
             return self._abandoned(client, order.version, now)
+        is_aside = client in self.screening.set_aside
         row = self._screened(client, order, answer)
         if isinstance(row, torch.Tensor):
             del self._current[client]
@@ -367,7 +368,7 @@ class Conductor:
         if under_way:
             del self._current[client]
             self._lose(client, now)
-        if client in self.screening.set_aside:
+        if client in self.screening.set_aside and not is_aside:
             _log.warning("set aside: %s, refused %d times in a row", self._name(client), self.options.refusals_allowed)
             self.attendance.leave(client)
         return False

@@ -11,12 +11,16 @@ A device that cannot do what it was asked answers with a `Failure`; so does Flow
 network has failed. An order names the model to start from by its version and its digest. It brings the model along
 where the protocol sends one; where a client is to go on with what it holds, it does not.
 
+A model travels as one array of bytes, its tensors end to end, with a list of what they are: Flower keeps and fetches
+every array by itself, and a request each is what a server's time goes into.
+
 What a device says is read with suspicion: whatever is wrong with it is a `Refused`, never an exception.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -47,8 +51,9 @@ __all__ = [
     "written",
 ]
 
-_HEAD, _MODEL, _SCALES, _DETAILS = "safa", "model", "scales", "details"
+_HEAD, _MODEL, _DETAILS = "safa", "model", "details"
 _STYPE = "safa.raw"
+_LONGEST_LIST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +174,11 @@ def written(letter: Invitation | Introduction | Order | Update | Missing | Failu
     if isinstance(letter, Introduction):
         content[_DETAILS] = ConfigRecord(dict(letter.details))
     if parcel is not None:
+        tensors = parcel.tensors
         head["kind"] = parcel.kind
-        arrays = {
-            name: Array(dtype=tensor.dtype, shape=tensor.shape, stype=_STYPE, data=tensor.data)
-            for name, tensor in parcel.tensors.items()
-        }
-        content[_MODEL] = ArrayRecord(arrays)
-        scales = {name: tensor.scale for name, tensor in parcel.tensors.items() if tensor.scale is not None}
-        content[_SCALES] = ConfigRecord(cast(dict[str, Any], scales))
+        head["tensors"] = json.dumps([[name, x.dtype, list(x.shape), x.scale] for name, x in tensors.items()])
+        data = b"".join(tensor.data for tensor in tensors.values())
+        content[_MODEL] = ArrayRecord({_MODEL: Array(dtype="uint8", shape=(len(data),), stype=_STYPE, data=data)})
     content[_HEAD] = ConfigRecord(head)
     return content
 
@@ -257,15 +259,24 @@ def _head(content: RecordDict, *kinds: str) -> Mapping[str, Any]:
 
 
 def _parcel(content: RecordDict, head: Mapping[str, Any]) -> Parcel:
-    model, scales = content.get(_MODEL), content.get(_SCALES)
-    if not isinstance(model, ArrayRecord) or not isinstance(scales, ConfigRecord):
+    """A model from its bytes; whether it is one of ours is for `wire.unpack` to say."""
+    model = content.get(_MODEL)
+    array = model.get(_MODEL) if isinstance(model, ArrayRecord) else None
+    if array is None or array.stype != _STYPE:
         raise _UnreadableError("it holds no model")
-    tensors = {}
-    for name, array in model.items():
-        if array.stype != _STYPE:
-            raise _UnreadableError("its tensors are not raw bytes")
-        scale = cast("float | None", scales.get(name))
-        tensors[name] = Packed(dtype=array.dtype, shape=tuple(array.shape), data=array.data, scale=scale)
+    listed = _text(head, "tensors")
+    try:
+        if len(listed) > _LONGEST_LIST:
+            raise ValueError
+        tensors, start = {}, 0
+        for name, dtype, shape, scale in json.loads(listed):
+            end = start + math.prod(shape) * np.dtype(dtype).itemsize
+            tensors[name] = Packed(dtype=dtype, shape=tuple(shape), data=array.data[start:end], scale=scale)
+            start = end
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _UnreadableError("its list of tensors cannot be read") from None
+    if start != len(array.data):
+        raise _UnreadableError("it does not have the bytes of its tensors")
     return Parcel(kind=cast(Kind, _text(head, "kind")), tensors=tensors)
 
 

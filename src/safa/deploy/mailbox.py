@@ -39,6 +39,8 @@ class _Parcel:
     """A reply of which more is to come."""
 
     post: Post
+    asked: str
+    """The id of the message that it answers."""
     message_id: str
     missing: list[str]
     """Its objects that are still to be fetched."""
@@ -83,7 +85,9 @@ class Mailbox:
             if answer is None:
                 waiting.append(parcel)
             else:
-                self._confirm(parcel.message_id)
+                self._forget(parcel.message_id)
+                if isinstance(answer, Failure):
+                    self._forget(parcel.asked)  # it may never have been fetched, and holds a model
                 answers.append((parcel.post, answer))
         self._parcels = waiting
         return answers
@@ -102,7 +106,7 @@ class Mailbox:
             post = self._posted.pop(asked, None)
             if post is not None:
                 objects = [item.object_id for item in iterate_object_tree(tree)]
-                self._parcels.append(_Parcel(post, message_id, objects, self._clock() + _PATIENCE_S))
+                self._parcels.append(_Parcel(post, asked, message_id, objects, self._clock() + _PATIENCE_S))
 
     def _fetch(self, parcel: _Parcel) -> Answer | None:
         """Fetch what is there of a reply; None while some of it is not."""
@@ -124,8 +128,8 @@ class Mailbox:
             parcel.until = self._clock() + _PATIENCE_S
         return _opened(parcel)
 
-    def _confirm(self, message_id: str) -> None:
-        """Let the SuperLink forget a reply."""
+    def _forget(self, message_id: str) -> None:
+        """Let the SuperLink forget a message."""
         request = ConfirmMessageReceivedRequest(
             node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=message_id
         )

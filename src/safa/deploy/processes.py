@@ -50,6 +50,7 @@ SUPERLINK = "from safa.deploy.processes import superlink; superlink()"
 `flower-superlink`, which name the inner one."""
 
 _FOR_DEVICES, _SERVER_APP = "/v1/fleet/", b"flwr-serverapp"
+_MOST_BYTES = 8_000_000  # of one request of a device: Flower cuts arrays into pieces of 5 MiB
 _MARK = "SAFA_FAMILY"
 _PROC = Path("/proc")
 _TERM_S, _KILL_S = 2.0, 1.0
@@ -211,11 +212,16 @@ def superlink() -> None:
 
     def run(*, app: Any, host: str, port: int, **options: Any) -> None:
         async def gate(scope: Any, receive: Any, send: Any) -> None:
-            inside = scope["type"] == "lifespan" or scope["server"][1] == port
-            if inside or scope["path"].startswith(_FOR_DEVICES):
+            if scope["type"] == "lifespan" or scope["server"][1] == port:
                 await app(scope, receive, send)
             elif scope["type"] == "http":
-                await send({"type": "http.response.start", "status": 404, "headers": []})
+                is_for_devices = scope["path"].startswith(_FOR_DEVICES)
+                length = dict(scope["headers"]).get(b"content-length", b"")
+                if is_for_devices and length.isdigit() and int(length) <= _MOST_BYTES:
+                    await app(scope, receive, send)
+                    return
+                status = 404 if not is_for_devices else 413 if length.isdigit() else 411
+                await send({"type": "http.response.start", "status": status, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
 
         doors = [bound(host, port), bound(*outer)]

@@ -273,9 +273,10 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _speeds(folder: Path) -> Any:
-    """The speeds of the clients of a run, where its world can be built again."""
+    """The speeds of the clients of a run, where its world was simulated and can be built again."""
     try:
-        return make_fleet(load_run(folder).settings).speeds
+        run = load_run(folder)
+        return make_fleet(run.settings).speeds if run.roster() is None else None
     except SafaError:
         return None
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from safa.errors import SafaError
+from safa.experiment import simulate
 from safa.report import read_table, run_page, sweep_page, write_report
 from safa.report.run import MAP_CLIENTS, MAP_ROUNDS
 from safa.report.words import number, time_unit, value_of
-from safa.runs import RunWriter
+from safa.runs import RunWriter, load_run
 from safa.settings import Settings
 from safa.simulation import run_rounds
 from safa.sweep import combinations, run_sweep
@@ -51,6 +52,21 @@ def test_a_run_says_what_it_is() -> None:
     assert "mean length of a round (Eq. 17)" in said
     assert "round_length_s_as_printed" not in said
     assert len(specs_of(page)) == 5  # no loss, no accuracy
+
+
+def test_a_deployment_is_told_by_its_devices_and_not_by_a_world(tmp_path: Path) -> None:
+    simulate("boston", clients=3, rounds=2, out=tmp_path / "run")
+    roster = [{"name": f"device {name}", "size": 20.0, "details": {}} for name in "abc"]
+    (tmp_path / "run" / "roster.json").write_text(json.dumps(roster))
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"refusals": {"not finite": 4}}))
+    said = text_of(run_page(load_run(tmp_path / "run")))
+    assert "SAFA on boston: 3 devices, 2 rounds of 830 s at most, C = 0.3, tau = 5, seed 0. " in said
+    assert "about 20 samples" in said
+    assert "0 device a 20 1 device b 20 2 device c 20" in said
+    assert "refusals: not finite 4 updates refused before the protocol saw them" in said
+    assert "Accuracy over time" in said
+    assert "virtual time" not in said.partition("Settings")[0].replace("virtual_time", "")
 
 
 def test_a_run_that_trained_shows_loss_and_accuracy() -> None:

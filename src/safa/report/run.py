@@ -35,7 +35,7 @@ def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
     """
     settings = run.settings
     title = f"{protocol_name(settings.protocol)} on {settings.task}"
-    return render(title, _lead(settings), run_sections(run, speeds))
+    return render(title, _lead(run), run_sections(run, speeds))
 
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
@@ -45,9 +45,11 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     if not seen.rows:
         return [Section("Summary", [Words(state)]), _settings(run.settings)]
     order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
+    time = "virtual time" if run.roster() is None else "time"
     return [
         Section("Summary", [Words(state), Facts(_facts(run.settings, run.summary or seen.metrics.values()))]),
-        Section("Learning", _learning(seen.rows, run.settings.train)),
+        *_devices(run),
+        Section("Learning", _learning(seen.rows, run.settings.train, time)),
         Section("Clients and rounds", [_map(run, order, by)]),
         Section("Rounds", [_lengths(seen.rows)]),
         Section("Versions", _versions(seen)),
@@ -56,16 +58,23 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     ]
 
 
-def _lead(settings: Settings) -> str:
+def _lead(run: Run) -> str:
     """What was run, in two sentences."""
+    settings, roster = run.settings, run.roster()
     endless = settings.round_limit_s == float("inf")
     limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
-    values = [f"C = {settings.fraction:g}", f"crash rate {settings.crash_rate:g}"]
+    clients, samples = f"{settings.clients:,} clients", settings.mean_size
+    if roster is not None:
+        clients, samples = f"{len(roster):,} devices", float(np.mean([member["size"] for member in roster]))
+    values = [f"C = {settings.fraction:g}"]
+    values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
+    values += [f"{settings.clock} clock"] if roster is None else []
+    values += [f"seed {settings.seed}"]
     return (
-        f"{protocol_name(settings.protocol)} on {settings.task}: {settings.clients:,} clients, "
-        f"{settings.rounds:,} rounds {limit}, {', '.join(values)}, {settings.clock} clock, seed {settings.seed}. "
-        f"For one update a client makes {settings.epochs} passes over its data, about {settings.mean_size:,.0f} "
+        f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
+        f"{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
+        f"For one update a client makes {settings.epochs} passes over its data, about {samples:,.0f} "
         f"samples, in mini-batches of {settings.batch_size}, with a learning rate of {settings.lr:g}."
     ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
@@ -123,22 +132,41 @@ def _facts(settings: Settings, values: dict[str, Any]) -> list[Fact]:
     return [
         Fact(name, value_of(name, value), METRICS.get(name, ""))
         for name, value in values.items()
-        if value is not None and (settings.clock == "paper" or not name.endswith("_as_printed"))
+        if value is not None
+        and not isinstance(value, dict)
+        and (settings.clock == "paper" or not name.endswith("_as_printed"))
+    ] + [
+        Fact(f"{name}: {reason}", number(count), "updates refused before the protocol saw them")
+        for name, value in values.items()
+        if isinstance(value, dict)
+        for reason, count in value.items()
     ]
 
 
-def _learning(rows: Sequence[dict[str, Any]], trained: bool) -> list[Block]:
+def _devices(run: Run) -> list[Section]:
+    """Who the clients of a deployment are; elsewhere on the page they are numbers."""
+    roster = run.roster()
+    if roster is None:
+        return []
+    rows: list[list[str | Cell]] = [
+        [Cell(str(n), n), member["name"], Cell(number(member["size"]), member["size"])]
+        for n, member in enumerate(roster)
+    ]
+    return [Section("Devices", [Table(["client", "name", "n_k"], rows, caption="The clients, in order of enrolment")])]
+
+
+def _learning(rows: Sequence[dict[str, Any]], trained: bool, time_word: str) -> list[Block]:
     scored = [row for row in rows if row["loss"] is not None and np.isfinite(row["loss"])]
     if not scored:
         reason = "No model has been evaluated yet" if trained else "No model was trained"
         return [Words(f"{reason}, so there is no loss and no accuracy to show.")]
     size, unit = time_unit(scored[-1]["closed_s"])
     points = [row | {"time": row["closed_s"] / size} for row in _thinned(scored)]
-    time = Axis("time", f"virtual time, {unit}", ".4~r")
+    time = Axis("time", f"{time_word}, {unit}", ".4~r")
     blocks: list[Block] = []
     for what in ("accuracy", "loss"):
         first, last = scored[0][what], scored[-1][what]
-        for x, over in ((_ROUND, "rounds"), (time, "virtual time")):
+        for x, over in ((_ROUND, "rounds"), (time, time_word)):
             also = [time if x is _ROUND else _ROUND]
             chart = figures.lines(points, x, Axis(what, what, ".4~r"), also=also, height=210)
             said = f"{what.capitalize()} of the global model on the test set over {over}."

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,8 +68,9 @@ def pids(processes: Processes, *marks: str) -> list[int]:
     return found
 
 
-def kill(processes: Processes, *marks: str) -> int:
-    """SIGKILL to the one process whose command line holds all of these marks; its number."""
-    (pid,) = pids(processes, *marks)
-    os.kill(pid, signal.SIGKILL)
-    return pid
+def kill(processes: Processes, *whom: Sequence[str]) -> list[int]:
+    """SIGKILL, at one blow, to processes of which each is the only one whose command line holds all of its marks."""
+    found = [pid for marks in whom for (pid,) in [pids(processes, *marks)]]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return found

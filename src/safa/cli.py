@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -33,17 +33,10 @@ from safa.simulation import make_fleet
 from safa.sweep import combinations, run_sweep
 from safa.tasks import TASKS
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["entry", "main"]
 
 _STOPPED = 130
 _GOOD_ORDER_S = 8.0
-_PROGRESS_AFTER_S = 2.0
-_MOST_ROWS = 40
-_TABLE_WIDTH = 110
-_T = TypeVar("_T")
 
 
 class _Parser(argparse.ArgumentParser):

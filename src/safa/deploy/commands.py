@@ -255,12 +255,14 @@ def _server(arguments: argparse.Namespace) -> None:
 
 
 def _pardon(folder: Path, names: list[str]) -> None:
+    from safa.deploy.watch import PARDONS
+
     known = [member["name"] for member in load_run(folder).roster() or []]
     for name in names:
         if name not in known:
             raise SafaError(f"there is no client {name!r} to pardon in {folder}")
     if names:
-        write_atomically(folder / "pardons.json", json.dumps(names).encode())
+        write_atomically(folder / PARDONS, json.dumps(names).encode())
 
 
 def _client(arguments: argparse.Namespace) -> None:

@@ -37,6 +37,7 @@ from safa.deploy.options import Options
 from safa.deploy.roster import Roster
 from safa.deploy.screening import Reason, Refused, Screening
 from safa.deploy.travel import Tensors, Travel
+from safa.deploy.watch import NODES, PARDONS
 from safa.deploy.wire import Kind, Parcel, bytes_of
 from safa.errors import SafaError
 from safa.experiment import Learning, load_problem
@@ -49,7 +50,7 @@ from safa.runs import ROSTER, Run, RunWriter, load_run, write_atomically
 
 __all__ = ["Conductor"]
 
-_DEPLOYMENT, _NODES, _PARDONS = "deployment.json", "nodes.json", "pardons.json"
+_DEPLOYMENT = "deployment.json"
 _RECONNECT_S = 60.0  # how long to wait for known clients after a restart
 _FRUITLESS_S = 5.0  # how long to wait after a round in which nobody could be reached
 _ASK_AGAIN_S = 10.0  # how long to wait before a node that was unreachable is tried again
@@ -86,7 +87,7 @@ class Conductor:
         if self.protocol.answers_arrivals and not isinstance(self.protocol, Continuous):
             raise SafaError(f"{self.protocol.name} answers arrivals in a way that cannot be deployed")
         roster = Roster(max_size=self.options.max_size, max_clients=self.options.max_clients)
-        names = self._registered if (folder / _NODES).exists() else None
+        names = self._registered if (folder / NODES).exists() else None
         self.attendance = Attendance(roster, leave_after_s=self.options.leave_after_s, names=names)
         self.screening = Screening(self.options.screen(self._travel.model_bytes))
         self._metrics = Metrics()
@@ -138,7 +139,7 @@ class Conductor:
 
     def _pardon(self) -> None:
         """Let those take part again whom the operator has pardoned."""
-        file = self.folder / _PARDONS
+        file = self.folder / PARDONS
         for name in json.loads(file.read_text(encoding="utf-8")) if file.exists() else []:
             number = self.attendance.roster.number_of(name)
             if number is not None:
@@ -147,7 +148,7 @@ class Conductor:
         file.unlink(missing_ok=True)
 
     def _registered(self) -> dict[int, str]:
-        found = json.loads((self.folder / _NODES).read_text(encoding="utf-8"))
+        found = json.loads((self.folder / NODES).read_text(encoding="utf-8"))
         return {int(node): str(name) for node, name in found.items()}
 
     # -- what happens ------------------------------------------------------------------------------------------------

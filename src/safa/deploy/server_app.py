@@ -20,11 +20,11 @@ from safa.deploy.letters import Failure
 from safa.deploy.lock import hold
 from safa.deploy.mailbox import Mailbox
 from safa.deploy.orphan import end_with_parent
+from safa.deploy.watch import LOG
 from safa.errors import SafaError
 
 __all__ = ["app", "conduct"]
 
-LOG = "server.log"
 _log = logging.getLogger("safa.deploy")
 
 app = ServerApp()

@@ -20,6 +20,7 @@ from safa.settings import Settings
 __all__ = [
     "LOG",
     "NODES",
+    "PARDONS",
     "REGISTERED",
     "Register",
     "Tell",
@@ -37,6 +38,8 @@ NODES, REGISTERED = "nodes.json", "registered.json"
 """Whose node is which, for the server app; and for which keys that holds."""
 LOG = "server.log"
 """The server's log in the folder of a run."""
+PARDONS = "pardons.json"
+"""The names of clients that are no longer to be set aside, for when the server is started again."""
 
 _IN_USE, _NO_NODE = "code: 23", "code: 24"  # such a public key was registered before; there is no such node any more
 _LAST, _BEGINS = 4000, "Starting Flower SuperNode"

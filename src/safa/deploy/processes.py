@@ -144,7 +144,11 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         if self._guardian is None:
             raise RuntimeError("programs are started inside of `with Processes()` only")
-        variables = {**self._environment, **(environment or {}), _MARK: self.token}
+        variables = {
+            **self._environment,
+            **(environment or {}),
+            f"{_MARK}_{self.token}": "1",
+        }  # others may have marked it, too
         process = subprocess.Popen(list(command), env=variables, start_new_session=True, **streams)  # type: ignore[call-overload]
         self._started.append(process)
         with contextlib.suppress(OSError):  # a guardian that is dead is missed at the end only
@@ -295,7 +299,7 @@ def family(token: str, groups: Iterable[int] = ()) -> set[int]:
     """
     if not _PROC.is_dir():
         return {group for group in groups if _signal_group(group, 0)}
-    mark = f"{_MARK}={token}".encode()
+    mark = f"{_MARK}_{token}=1".encode()
     table = _table()
     found = {pid for pid in table if mark in _environment(pid)} | (set(groups) & table.keys())
     sessions = {table[pid][1] for pid in found}

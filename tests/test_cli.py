@@ -15,6 +15,7 @@ import pytest
 from safa import load_run
 from safa.cli import main
 from safa.paper.collect import Results
+from tests.programs import started
 
 SETTINGS = {
     "task", "protocol", "clock", "seed", "fraction", "crash_rate", "lag_tolerance", "rounds", "clients", "epochs",
@@ -236,15 +237,13 @@ def test_a_setting_of_a_foreign_protocol_is_passed_on(capsys: Capture) -> None:
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_leaves_what_was_finished_readable(arguments: list[str], file: str, said: str, times: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "safa", *arguments, "--out", "out"], stderr=subprocess.PIPE, text=True
-    )
     results = Path("out", file)
-    while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") > 2):
-        os.sched_yield()
-    for _ in range(times):  # people are impatient
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)  # which waits for workers, too: they hold the same stderr
+    with started([sys.executable, "-m", "safa", *arguments, "--out", "out"], stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") > 2):
+            os.sched_yield()
+        for _ in range(times):  # people are impatient
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)  # which waits for workers, too: they hold the same stderr
     assert process.returncode == 130
     # Where the signal met the main thread in the midst of another library, the watchdog has the last word.
     assert times > 1 or said in err or err.endswith("safa: stopped\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,22 +15,20 @@ from safa.paper.grid import job
 from safa.paper.reproduction import write_reproduction
 from safa.report import run_page, sweep_page
 from safa.report.page import OUTSIDE, Cell, Section, Table, render
+from tests.programs import chromium
 from tests.report.making import learnt, simulated
 from tests.report.test_pages import sweep
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-]
+pytestmark = pytest.mark.slow
 
 Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    path = chromium()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

@@ -198,9 +198,9 @@ class Settings:
     tf32: bool = option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
     optimiser: str = option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
     momentum: float = option(0.0, "momentum of SGD", group=_LEARN, least=0, below=1, needs={"optimiser": ("sgd",)})
-    weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0, below=math.inf)
+    weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0, most=1e30)
     proximal: float = option(
-        0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0, below=math.inf
+        0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0, most=1e30
     )
     eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
     eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
@@ -211,7 +211,9 @@ class Settings:
         False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN,
         needs={"protocol": ("safa", "local")},
     )  # fmt: skip
-    memory_mb: float = option(4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0)
+    memory_mb: float = option(
+        4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
+    )
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)
     """Whether a model is trained, or the rounds are simulated only."""

@@ -52,7 +52,8 @@ def test_an_unknown_name_lists_what_there_is() -> None:
 
 def test_another_package_adds_its_own(install: Path) -> None:
     install_package(install, "patient = elsewhere:Patient")
-    protocol = build("patient", [1.0], {"fraction": 0.5, "patience": 3.0, "lag_tolerance": 7, "round_limit_s": 2.0})
+    run = {"fraction": 0.5, "lag_tolerance": 7, "round_limit_s": 2.0}
+    protocol = build("patient", [1.0], run, {"patience": 3.0})
     assert protocol.round_limit_s == 6.0
     check_protocol(lambda sizes: build("patient", sizes, {"fraction": 0.5}), scripts=3)
     settings = Settings.of("boston", protocol="patient", protocol_options={"patience": 2.0}, rounds=3)

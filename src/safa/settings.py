@@ -46,12 +46,14 @@ def option(
     least: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    limit: int = _LARGEST_WHOLE,
     is_file: bool = False,
     needs: Mapping[str, tuple[str | None, ...]] | None = None,
 ) -> Any:
     """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
 
-    `needs` names other settings, each with the values that they must have; None stands for a file that is not given.
+    `limit` is for sizes that no machine can hold; a message names it only where it is exceeded. `needs` names other
+    settings, each with the values that they must have; None stands for a file that is not given.
     """
     metadata = {
         "help": help_text,
@@ -62,6 +64,7 @@ def option(
         "least": least,
         "most": most,
         "below": below,
+        "limit": limit,
         "is_file": is_file,
         "needs": needs or {},
     }
@@ -96,8 +99,8 @@ class Settings:
     lag_tolerance: int = option(
         5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1
     )
-    rounds: int = option(None, "r: how many rounds", group=_WORK, least=1, most=1_000_000_000)
-    clients: int = option(None, "m: how many clients", group=_WORK, least=1, most=100_000_000)
+    rounds: int = option(None, "r: how many rounds", group=_WORK, least=1, limit=1_000_000_000)
+    clients: int = option(None, "m: how many clients", group=_WORK, least=1, limit=100_000_000)
     epochs: int = option(None, "E: passes over its data that a client makes for one update", group=_WORK, least=1)
     batch_size: int = option(None, "B: samples in a mini-batch", group=_WORK, least=1)
     lr: float = option(None, "the learning rate", group=_WORK, above=0, below=math.inf)
@@ -288,7 +291,7 @@ class Settings:
         for name, value in self.protocol_options.items():
             if name not in known:
                 raise SafaError(f"{self.protocol} has no setting {name!r}; it has {', '.join(known)}")
-            if name in shared and hasattr(self, name):
+            if name in shared and name in _OPTIONS:
                 object.__setattr__(self, name, own.pop(name))
             elif not _is_plain(value):
                 raise SafaError(f"{name} must be a number, true, false, text or a list of these, not {value!r}")
@@ -403,9 +406,9 @@ def _checked_number(name: str, value: Any, item: Any) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and isinstance(value, float) and not value.is_integer()):
         raise SafaError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
-    above, least, most, below = (item.metadata[key] for key in ("above", "least", "most", "below"))
-    if most is None and (whole or isinstance(value, int)) and value > _LARGEST_WHOLE:
-        most = _LARGEST_WHOLE
+    above, least, most, below, limit = (item.metadata[key] for key in ("above", "least", "most", "below", "limit"))
+    if most is None and (whole or isinstance(value, int)) and value > limit:
+        most = limit
     fits = (above is None or value > above) and (least is None or value >= least)
     if not (fits and (most is None or value <= most) and (below is None or value < below)):
         lower = f"above {above}" if above is not None else f"at least {least}"

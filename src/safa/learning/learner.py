@@ -21,6 +21,7 @@ from torch import Tensor
 from safa.learning.evaluation import Evaluator
 from safa.learning.received import Received
 from safa.learning.store import Cache, GlobalModels
+from safa.learning.threads import torch_threads
 from safa.learning.trainer import Trainer
 from safa.records import Ids, RoundRecord, Rule, Verdict
 
@@ -71,14 +72,16 @@ class Learner:
         keep_best: bool = False,
         warm_start: bool = False,
         memory_mb: float = 4096.0,
+        threads: int = 0,
     ) -> None:
         """`start` is w(0) as a row, `sizes` are n_k, `rule` is that of the protocol whose records will come.
 
         `keep_best` sends out the best model so far by *test* loss instead of the latest, and `warm_start` starts the
         cache from models that every client trained for one epoch: both are habits of the paper's experiments.
+        `threads` is how many torch computes a round with (0: as many as it has).
         """
         self._trainer, self._evaluator, self._epochs, self._rule = trainer, evaluator, epochs, rule
-        self._eval_every, self._keep_best = eval_every, keep_best
+        self._eval_every, self._keep_best, self._threads = eval_every, keep_best, threads
         self._models = GlobalModels(start)
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
         self._pending = _NONE
@@ -116,6 +119,10 @@ class Learner:
 
     def apply(self, record: RoundRecord) -> RoundRecord:
         """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
+        with torch_threads(self._threads):
+            return self._apply(record)
+
+    def _apply(self, record: RoundRecord) -> RoundRecord:
         self._follow(record)
         self._held[record.sent] = record.sent_version
         rules: dict[Rule, Callable[[RoundRecord], int]] = {

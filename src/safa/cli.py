@@ -201,6 +201,7 @@ def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]
     """A new run, from the command line and a config file."""
     settings = settings_of(arguments)
     experiment = Experiment(settings)
+    settings = experiment.settings
     folder = Path(arguments.out) if arguments.out else None
     if folder is None and settings.train and not arguments.json:
         folder = next_folder(f"{settings.task}-{settings.protocol}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ class Experiment:
 
     def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
         """Everything that can be wrong is found here, before the first round."""
-        self.settings = settings
+        self.settings = settings = _with_threads(settings)
+        """Those that were given, with the number of threads that is used."""
         fleet = make_fleet(settings)
         self._records = run_rounds(settings, fleet)
         self._metrics = Metrics()
@@ -149,6 +151,7 @@ def simulate(
     named = task if isinstance(task, str) else task_of(task, "your own")
     chosen = Settings.of(named, preset=preset, **settings)
     experiment = Experiment(chosen, problem)
+    chosen = experiment.settings
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
     records = list(play(experiment, writer))
     return Run(
@@ -167,8 +170,20 @@ def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]
     return partition(settings.partition, problem.train[1].numpy(), sizes, stream(settings.seed, "partition"))
 
 
+def _with_threads(settings: Settings) -> Settings:
+    """Settings that name the number of torch's threads, on which the last bits of a model depend."""
+    if settings.threads or not settings.train:
+        return settings
+    import torch
+
+    return replace(settings, threads=torch.get_num_threads())
+
+
 class Learning:
-    """The learning side of a run: a learner, what it trains with and what it is judged by."""
+    """The learning side of a run: a learner, what it trains with and what it is judged by.
+
+    It computes with as many threads as the settings say; where they say 0, with as many as torch has.
+    """
 
     def __init__(
         self,
@@ -182,28 +197,31 @@ class Learning:
         """`sizes` are n_k of the clients at the start. They train on `shards`, or by a `trainer` of another kind."""
         import torch
 
-        from safa.learning import Evaluator, Learner
+        from safa.learning import Evaluator, Learner, torch_threads
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
         device = find_device(settings.device)
-        if trainer is None:
-            trainer = _trainer(settings, problem, shards, device)
-        module = problem.start_model(settings.seed)
-        self._shards = shards
-        self._layout = trainer.layout
-        self._evaluator = Evaluator(problem, device=device)
-        self.learner = Learner(
-            trainer,
-            self._evaluator,
-            self._layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device),
-            sizes,
-            rule=registry.find(settings.protocol).rule,
-            epochs=settings.epochs,
-            eval_every=settings.eval_every,
-            keep_best=settings.keep_best,
-            warm_start=settings.warm_start,
-            memory_mb=settings.memory_mb,
-        )
+        self._threads = settings.threads
+        with torch_threads(settings.threads):
+            if trainer is None:
+                trainer = _trainer(settings, problem, shards, device)
+            module = problem.start_model(settings.seed)
+            self._shards = shards
+            self._layout = trainer.layout
+            self._evaluator = Evaluator(problem, device=device)
+            self.learner = Learner(
+                trainer,
+                self._evaluator,
+                self._layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device),
+                sizes,
+                rule=registry.find(settings.protocol).rule,
+                epochs=settings.epochs,
+                eval_every=settings.eval_every,
+                keep_best=settings.keep_best,
+                warm_start=settings.warm_start,
+                memory_mb=settings.memory_mb,
+                threads=settings.threads,
+            )
 
     def model(self) -> dict[str, Tensor]:
         """The latest global model, as a module's state."""
@@ -211,7 +229,10 @@ class Learning:
 
     def per_client(self) -> dict[str, float]:
         """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
-        accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
+        from safa.learning import torch_threads
+
+        with torch_threads(self._threads):
+            accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
         worst = accuracies[: max(1, len(accuracies) // 10)]
         values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
         return dict(zip(CLIENT_METRICS, values, strict=True))

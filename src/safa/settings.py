@@ -199,6 +199,10 @@ class Settings:
     )  # fmt: skip
     device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)
     tf32: bool = option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
+    threads: int = option(
+        0, "threads that torch computes with; 0: as many as it takes here, and the run's folder says how many",
+        group=_LEARN, least=0, most=1024,
+    )  # fmt: skip
     optimiser: str = option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
     momentum: float = option(0.0, "momentum of SGD", group=_LEARN, least=0, below=1, needs={"optimiser": ("sgd",)})
     weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0, most=1e30)

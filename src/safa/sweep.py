@@ -65,24 +65,24 @@ def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
 def run_one(settings: Settings) -> dict[str, Any]:
     """Simulate one run and return its row: settings, metrics and how long it took."""
     start = time.perf_counter()
-    experiment = Experiment(settings)
     with one_thread() if settings.train else contextlib.nullcontext():
+        experiment = Experiment(settings)
         for _ in experiment.rounds():
             pass
-    return settings.values() | experiment.summary() | {"wall_time_s": time.perf_counter() - start}
+        summary = experiment.summary()
+    return experiment.settings.values() | summary | {"wall_time_s": time.perf_counter() - start}
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """A run of a sweep takes one core, so that it comes out the same with any number of workers beside it."""
-    import torch
+    """A run of a sweep takes one core, so that it comes out the same with any number of workers beside it.
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    One whose settings say how many threads it takes, takes those.
+    """
+    from safa.learning import torch_threads
+
+    with torch_threads(1):
         yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def columns(runs: Sequence[Settings]) -> list[str]:

@@ -129,6 +129,49 @@ def test_the_learner_equals_the_literal_one(protocol: str, clock: str) -> None:
     assert lazy.model.abs().max() > 0.01
 
 
+class Counting:
+    """A trainer that says how many updates it was asked for at a time."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.layout, self.most = inner, inner.layout, 0
+
+    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+        self.most = max(self.most, len(clients))
+        rows: Tensor = self._inner.train(clients, start, epochs=epochs)
+        return rows
+
+
+@pytest.mark.parametrize("bad", [{}, {1: math.nan, 4: math.inf}], ids=["sound", "diverged"])
+@pytest.mark.parametrize("at_a_time", [1, 3])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_small_memory_changes_nothing_but_the_last_bits(protocol: str, at_a_time: int, bad: dict[int, float]) -> None:
+    settings = settings_for(protocol, fraction=0.7, crash_rate=0.1, buffer_size=5)
+    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
+    records = list(run_rounds(settings))
+    learners = []
+    for memory_mb in (100.0, at_a_time * 6 * 8 * 8 / 2**20):
+        counting = Counting(Poisoned(bad))
+        it = Learner(
+            counting,
+            Evaluator(PROBLEM, device=CPU),
+            torch.zeros(8, dtype=torch.float64),
+            sizes,
+            rule=records[0].rule,
+            epochs=2,
+            warm_start=not bad,
+            memory_mb=memory_mb,
+        )
+        learners.append((it, counting))
+    (large, all_at_once), (small, few) = learners
+    for record in records:
+        one, two = large.apply(record), small.apply(record)
+        assert one.diverged == two.diverged
+        torch.testing.assert_close(small.model, large.model, rtol=1e-12, atol=1e-12)
+    assert few.most <= at_a_time < all_at_once.most
+    assert small.trained == large.trained
+    assert large.model.abs().max() > 0.01
+
+
 def test_dead_updates_are_not_trained_and_nothing_else_changes() -> None:
     """Under the paper clock most updates are undrafted, and many of those are overwritten before they count."""
     settings = settings_for("safa", clock="paper", fraction=0.5, crash_rate=0.1)

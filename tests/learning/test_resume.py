@@ -29,9 +29,9 @@ def test_twenty_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", ["safa", "fedavg", "local", "fedasync", "fedbuff"])
 @pytest.mark.parametrize("stop", [1, 7, 12])
 def test_every_protocol_is_taken_up_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:
-    settings = Settings.of("boston", protocol=protocol, rounds=14, checkpoint_every=3)
+    experiment = Experiment(Settings.of("boston", protocol=protocol, rounds=14, checkpoint_every=3))
     simulate("boston", protocol=protocol, rounds=14, checkpoint_every=3, out=tmp_path / "whole")
-    rounds = play(Experiment(settings), RunWriter.begin(tmp_path / "cut", settings))
+    rounds = play(experiment, RunWriter.begin(tmp_path / "cut", experiment.settings))
     for _ in range(stop):
         next(rounds)
     del rounds

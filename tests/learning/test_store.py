@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from safa.learning.store import Cache, GlobalModels
+from safa.errors import SafaError
+from safa.learning.store import Cache, GlobalModels, _mapped
 from safa.records import Ids
 
 CLIENTS, SIZE = 6, 3
@@ -193,3 +194,26 @@ def test_the_file_of_rows_grows() -> None:
         cache.put(ids([client]), torch.full((1, SIZE), float(client), dtype=torch.float64))
     assert cache.entries(np.arange(4))[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert cache.aggregate()[0] == 1.5
+
+
+def test_versions_that_do_not_fit_the_memory_are_held_in_files() -> None:
+    models = GlobalModels(torch.zeros(SIZE), memory_mb=4 * 2 * SIZE * 4 / 2**20)  # room for two
+    for version in range(1, 40):
+        models.add(version, torch.full((SIZE,), float(version)))
+        assert len(models._models) <= 2
+        assert models[version][0] == version
+    assert models.rows(np.array([39, 3, 0, 3]))[:, 0].tolist() == [39.0, 3.0, 0.0, 3.0]
+    early = models[5]
+    models.forget_all_but({3, 30})
+    models.add(40, torch.full((SIZE,), 40.0))
+    models.add(40, torch.full((SIZE,), 41.0))  # in place of the one before
+    for version in range(50, 60):
+        models.add(version, torch.full((SIZE,), float(version)))
+    assert [version for version, _ in models.items()] == [3, 30, 39, 40, *range(50, 60)]
+    assert [float(row[0]) for _, row in models.items()] == [3, 30, 39, 41, *range(50, 60)]
+    assert early.tolist() == [5.0] * SIZE  # whoever still holds a model that was forgotten holds the same
+
+
+def test_a_file_that_finds_no_room_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SafaError, match=r"models of \d+ MB do not fit memory_mb and cannot be held in a file in "):
+        _mapped(2**40, torch.zeros(2**10))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from safa import simulate
 from safa.errors import SafaError
 from safa.learning import BatchedTrainer, Layout, Optimiser, SerialTrainer
 from tests.learning.problems import make, ragged_shards
@@ -98,3 +99,42 @@ def test_a_row_holds_parameters_and_buffers() -> None:
 def test_an_unknown_optimiser_is_refused() -> None:
     with pytest.raises(SafaError, match="optimiser must be one of sgd, adam, not 'lbfgs'"):
         Optimiser(kind="lbfgs", lr=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [100_000_000, 10**30])
+def test_a_batch_is_never_larger_than_the_data(kind: str, batch_size: int) -> None:
+    """A hundred million samples in a mini-batch are all that a client has, and take no more memory than that."""
+    problem, shards = make(kind), ragged_shards(BATCH)
+    common: dict[str, Any] = {"optimiser": Optimiser(lr=0.05, momentum=0.5), "device": torch.device("cpu")}
+    whole = max(map(len, shards))
+    start = start_rows(kind, Layout(problem.start_model(0)))
+    expected = SerialTrainer(problem, shards, batch_size=whole, **common).train(CLIENTS, start, epochs=2)
+    serial = SerialTrainer(problem, shards, batch_size=batch_size, **common)
+    batched = BatchedTrainer(problem, shards, batch_size=batch_size, **common)
+    assert torch.equal(serial.train(CLIENTS, start, epochs=2), expected)
+    torch.testing.assert_close(batched.train(CLIENTS, start, epochs=2), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_small_clients_are_not_padded_to_the_size_of_a_large_one() -> None:
+    sizes = np.array([100, *[2] * 40, *[5] * 4])
+    shards = np.split(np.arange(200), np.cumsum(sizes)[:-1])
+    common: dict[str, Any] = {"batch_size": 10**8, "optimiser": Optimiser(lr=0.05), "device": torch.device("cpu")}
+    problem = make("network")
+    batched, serial = BatchedTrainer(problem, shards, **common), SerialTrainer(problem, shards, **common)
+    held = sum(x.shape[0] * x.shape[1] for band in batched._bands for x, _, _ in band.steps)
+    assert held <= 2 * sizes.sum()
+    everyone = np.random.default_rng(0).permutation(len(sizes))
+    start = batched.layout.row(problem.start_model(1).state_dict()).repeat(len(sizes), 1)
+    slow, fast = (trainer.train(everyone, start, epochs=2) for trainer in (serial, batched))
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
+    alone = batched.alone(7, start[0])
+    alone.epoch()
+    alone.epoch()
+    torch.testing.assert_close(alone.rows[0], slow[list(everyone).index(7)], rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_with_an_endless_batch_size_ends() -> None:
+    run = simulate("boston", rounds=2, batch_size=100_000_000)
+    assert run.summary is not None
+    assert run.summary["diverged"] == 0

@@ -6,6 +6,7 @@ from safa.learning.layout import Layout
 from safa.learning.learner import Learner
 from safa.learning.optimiser import Optimiser
 from safa.learning.received import Received
+from safa.learning.threads import torch_threads
 from safa.learning.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "SerialTrainer",
     "Trainer",
     "make_trainer",
+    "torch_threads",
 ]

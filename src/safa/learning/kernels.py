@@ -1,12 +1,14 @@
 """Gradients of many clients' losses at once, each client with a model of its own.
 
 A kernel takes the clients' models as rows, one mini-batch per client and the weight of every sample in its client's
-mean (0 for padding), and returns the gradients as rows. `General` works for any module through `torch.func`; the others
-are written out for one model and loss each.
+mean (0 for padding), and returns the gradients as rows. `General` works for most modules through `torch.func`, and
+`OneByOne` for any, one client after the other; the others are written out for one model and loss each. Which one is
+used is decided in `safa.learning.choice`.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -19,9 +21,10 @@ from safa.learning.cnn_windows import WINDOWS_BYTES_PER_IMAGE, windows_gradients
 from safa.learning.layout import Layout
 from safa.tasks.problem import Problem
 
-__all__ = ["Kernel", "Step", "find_kernel"]
+__all__ = ["General", "Kernel", "OneByOne", "PaperCnn", "SquaredError", "SquaredHinge", "Step"]
 
 
+Tensors = dict[str, Tensor]
 Step = tuple[Tensor, Tensor, Tensor]
 """One mini-batch of each of K clients: inputs, targets and weights, or what a kernel makes of them."""
 
@@ -117,25 +120,35 @@ class PaperCnn(Kernel):
 
 
 class General(Kernel):
-    """Any module and loss, through `torch.func`."""
+    """A module and a loss that `torch.func` can compute for many clients at once."""
 
-    def __init__(self, problem: Problem, module: nn.Module, layout: Layout) -> None:
+    def __init__(
+        self, problem: Problem, module: nn.Module, layout: Layout, *, whole_batches: bool, sample_bytes: int
+    ) -> None:
+        """Without `whole_batches`, the loss must be the mean of the losses of single samples."""
         self._loss = problem.loss
         self._module = module
         self._layout = layout
-        self.needs_whole_batches = bool(layout.buffers)
+        self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        self._sample_bytes = sample_bytes
+        self.needs_whole_batches = whole_batches
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
-        """A guess: the activations of a small network take some tens of times the input."""
-        return 100 * inputs.element_size() * inputs[0].numel()
+        """As measured on a batch: what the backward pass needs of the forward pass, and as much again."""
+        return super().bytes_per_sample(inputs) + 2 * self._sample_bytes
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """One `vmap` over the clients of the gradient of each one's loss."""
         views = self._layout.views(rows)
-        parameters = {name: views[name] for name in self._layout.parameters}
-        buffers = {name: views[name].clone() for name in self._layout.buffers}
+        parameters = {name: views[name] for name in self._layout.parameters if name not in self._frozen}
+        frozen = {name: views[name] for name in self._frozen}
+        buffers = self._layout.copied_buffers(rows)
         one = self._whole_batch_loss if self.needs_whole_batches else self._weighted_loss
-        found, (_, after) = vmap(grad_and_value(one, has_aux=True), randomness="different")(parameters, buffers, *step)
+        work = vmap(grad_and_value(one, has_aux=True), randomness="different")
+        with warnings.catch_warnings():
+            # Where torch has no rule for an operation, it goes through the clients itself, and says so every time.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found, (_, after) = work(parameters, frozen, buffers, *step)
         gradients = torch.zeros_like(rows)
         places = self._layout.views(gradients)
         for name, value in found.items():
@@ -145,25 +158,48 @@ class General(Kernel):
         return gradients
 
     def _whole_batch_loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        output = functional_call(self._module, (parameters, buffers), (x,))
+        self, parameters: Tensors, frozen: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensors]:
+        output = functional_call(self._module, (parameters, frozen, buffers), (x,))
         return self._loss(output, y), buffers
 
     def _weighted_loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        output = functional_call(self._module, parameters, (x,))
+        self, parameters: Tensors, frozen: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensors]:
+        output = functional_call(self._module, (parameters, frozen, buffers), (x,))
         per_sample = vmap(lambda o, t: self._loss(o.unsqueeze(0), t.unsqueeze(0)))(output, y)
         return (per_sample * weight).sum(), buffers
 
 
-def find_kernel(problem: Problem, module: nn.Module, layout: Layout) -> Kernel:
-    """The fastest kernel for a problem."""
-    if problem.kernel == "linear_mse":
-        return SquaredError()
-    if problem.kernel == "linear_squared_hinge":
-        return SquaredHinge()
-    if problem.kernel == "paper_cnn":
-        return PaperCnn(layout)
-    return General(problem, module, layout)
+class OneByOne(Kernel):
+    """Any module and loss, one client after the other: slow, literal, and what the others must equal."""
+
+    def __init__(self, problem: Problem, module: nn.Module, layout: Layout) -> None:
+        self._loss = problem.loss
+        self._module = module
+        self._layout = layout
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.without_gradient: set[str] = set()
+        """Parameters on which the loss did not depend when gradients were computed last."""
+
+    def gradients(self, rows: Tensor, step: Step) -> Tensor:
+        """Client by client; samples of weight 0 are left out, so that batches of any size stand side by side."""
+        gradients = torch.zeros_like(rows)
+        for row, gradient, x, y, weight in zip(rows, gradients, *step, strict=True):
+            count = int(torch.count_nonzero(weight))
+            self._one(row, gradient, x[:count], y[:count])
+        return gradients
+
+    def _one(self, row: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+        self._layout.load(self._module, row)
+        loss = self._loss(self._module(x), y)
+        found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+        by_name = dict(zip(self._parameters, found, strict=True))
+        self.without_gradient = {name for name in self._layout.parameters if by_name.get(name) is None}
+        places = self._layout.views(gradient.unsqueeze(0))
+        for name, value in by_name.items():
+            if value is not None:
+                places[name][0].copy_(value)
+        mine = self._layout.views(row.unsqueeze(0))
+        for name, buffer in self._module.named_buffers():
+            mine[name][0].copy_(buffer)

@@ -45,9 +45,20 @@ class Layout:
 
     def state(self, row: Tensor) -> dict[str, Tensor]:
         """One row as a module's state; whole numbers, such as the counters of batch norm, are rounded."""
-        return {
-            name: (row[start:end].view(shape) if dtype.is_floating_point else row[start:end].round().view(shape)).to(
-                dtype
-            )
-            for (name, (shape, dtype)), (start, end) in zip(self._kinds.items(), self._places.values(), strict=True)
-        }
+        return {name: self._as_own_type(name, view[0]) for name, view in self.views(row.unsqueeze(0)).items()}
+
+    def copied_buffers(self, rows: Tensor) -> dict[str, Tensor]:
+        """The buffers of rows [K, d] as stacked tensors of their own types, which share no memory with the rows."""
+        views = self.views(rows)
+        return {name: self._as_own_type(name, views[name]).clone() for name in self.buffers}
+
+    def load(self, module: nn.Module, row: Tensor) -> None:
+        """Copy a row into the parameters and buffers of a module, in place."""
+        views = self.views(row.unsqueeze(0))
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                tensor.copy_(self._as_own_type(name, views[name][0]))
+
+    def _as_own_type(self, name: str, values: Tensor) -> Tensor:
+        dtype = self._kinds[name][1]
+        return (values if dtype.is_floating_point else values.round()).to(dtype)

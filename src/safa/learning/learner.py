@@ -10,7 +10,7 @@ for its return, but counts for nothing until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from safa.learning.evaluation import Evaluator
 from safa.learning.received import Received
-from safa.learning.store import Cache, GlobalModels
+from safa.learning.store import Cache, GlobalModels, give_back_memory, rows_that_fit
+from safa.learning.threads import torch_threads
 from safa.learning.trainer import Trainer
 from safa.records import Ids, RoundRecord, Rule, Verdict
 
 __all__ = ["Learner"]
+
+_ROWS_PER_UPDATE = 6  # what an update takes: its start, itself, and what is made of them on the way
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +44,7 @@ class _Commits:
         chosen = record.verdict == verdict
         return cls(record.client[chosen], record.base[chosen], record.weight[chosen], record.into[chosen])
 
-    def __getitem__(self, part: NDArray[np.bool_]) -> _Commits:
+    def __getitem__(self, part: NDArray[np.bool_] | slice) -> _Commits:
         return _Commits(self.client[part], self.base[part], self.weight[part], self.into[part])
 
     def __add__(self, other: _Commits) -> _Commits:
@@ -71,15 +74,18 @@ class Learner:
         keep_best: bool = False,
         warm_start: bool = False,
         memory_mb: float = 4096.0,
+        threads: int = 0,
     ) -> None:
         """`start` is w(0) as a row, `sizes` are n_k, `rule` is that of the protocol whose records will come.
 
         `keep_best` sends out the best model so far by *test* loss instead of the latest, and `warm_start` starts the
         cache from models that every client trained for one epoch: both are habits of the paper's experiments.
+        `threads` is how many torch computes a round with (0: as many as it has).
         """
         self._trainer, self._evaluator, self._epochs, self._rule = trainer, evaluator, epochs, rule
-        self._eval_every, self._keep_best = eval_every, keep_best
-        self._models = GlobalModels(start)
+        self._eval_every, self._keep_best, self._threads = eval_every, keep_best, threads
+        self._models = GlobalModels(start, memory_mb=memory_mb)
+        self._most = rows_that_fit(start, memory_mb, times=_ROWS_PER_UPDATE)  # updates that are trained at a time
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
         self._pending = _NONE
         self._cache = Cache(sizes, self._models, memory_mb=memory_mb) if rule in (Rule.CACHE, Rule.OWN) else None
@@ -91,7 +97,9 @@ class Learner:
         """Updates that were trained so far."""
         if warm_start and self._cache is not None:
             everyone = np.arange(len(sizes))
-            self._cache.put(everyone, trainer.train(everyone, start.expand(len(sizes), -1), epochs=1))
+            for part in self._parts(len(sizes)):
+                some = everyone[part]
+                self._cache.put(some, trainer.train(some, start.expand(len(some), -1), epochs=1))
 
     @property
     def model(self) -> Tensor:
@@ -116,6 +124,10 @@ class Learner:
 
     def apply(self, record: RoundRecord) -> RoundRecord:
         """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
+        with torch_threads(self._threads):
+            return self._apply(record)
+
+    def _apply(self, record: RoundRecord) -> RoundRecord:
         self._follow(record)
         self._held[record.sent] = record.sent_version
         rules: dict[Rule, Callable[[RoundRecord], int]] = {
@@ -156,11 +168,29 @@ class Learner:
     def _train(self, clients: Ids, bases: Ids, start: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
         """The updates of these clients, and which of them are sound."""
         self.trained += len(clients)
+        if self._most < len(self._held):
+            give_back_memory()
         if isinstance(self._trainer, Received):
             updates = self._trainer.train(clients, start, epochs=self._epochs, bases=bases)
         else:
             updates = self._trainer.train(clients, start, epochs=self._epochs)
         return updates, torch.isfinite(updates).all(dim=1).cpu().numpy()
+
+    def _parts(self, count: int) -> list[slice]:
+        """So many updates in parts that fit the memory, one after the other."""
+        return [slice(first, first + self._most) for first in range(0, count, self._most)]
+
+    def _put(self, clients: Ids, bases: Ids, start: Callable[[slice], Tensor]) -> int:
+        """Train these clients' updates and put them into the cache; how many diverged and were not."""
+        assert self._cache is not None
+        diverged = 0
+        for part in self._parts(len(clients)):
+            updates, sound = self._train(clients[part], bases[part], start(part))
+            if not sound.all():
+                updates = updates[torch.from_numpy(sound).to(updates.device)]
+            self._cache.put(clients[part][sound], updates)
+            diverged += int(np.count_nonzero(~sound))
+        return diverged
 
     # -- the rules ---------------------------------------------------------------------------------------------------
 
@@ -170,11 +200,7 @@ class Learner:
         picked = _Commits.of(record, Verdict.PICKED)
         overwritten = np.isin(self._pending.client, np.concatenate([picked.client, record.deprecated]))
         commits = self._pending[~overwritten] + picked
-        diverged = 0
-        if len(commits):
-            updates, sound = self._train(commits.client, commits.base, self._models.rows(commits.base))
-            self._cache.put(commits.client[sound], updates[torch.from_numpy(sound).to(updates.device)])
-            diverged = int(np.count_nonzero(~sound))
+        diverged = self._put(commits.client, commits.base, lambda part: self._models.rows(commits.base[part]))
         self._cache.refer(np.setdiff1d(record.deprecated, picked.client), record.version - 1)
         self._models.add(record.version, self._cache.aggregate())
         # A client that committed counts as up to date (Eq. 3), and if it leaves now, it comes back with this version.
@@ -184,16 +210,13 @@ class Learner:
 
     def _apply_own(self, record: RoundRecord) -> int:
         """Everyone goes on from its own model; they are summed when the record makes a version."""
-        assert self._cache is not None
+        cache = self._cache
+        assert cache is not None
         chosen = record.verdict != Verdict.REFUSED
         taken = record.client[chosen]
-        diverged = 0
-        if len(taken):
-            updates, sound = self._train(taken, record.base[chosen], self._cache.entries(taken))
-            self._cache.put(taken[sound], updates[torch.from_numpy(sound).to(updates.device)])
-            diverged = int(np.count_nonzero(~sound))
+        diverged = self._put(taken, record.base[chosen], lambda part: cache.entries(taken[part]))
         if record.version > self._models.latest:
-            self._models.add(record.version, self._cache.aggregate())
+            self._models.add(record.version, cache.aggregate())
         return diverged
 
     def _apply_merges(self, record: RoundRecord) -> int:
@@ -213,9 +236,45 @@ class Learner:
             # A base that is made later in this record has to wait, and with it every version from its own on.
             stop = int(queue.into[~ready].min(initial=last + 1))
             wave = wave[wave.into < stop]
-            diverged += self._merge(wave, min(stop - 1, last), rule)
+            for part, until in self._whole_versions(wave, min(stop - 1, last)):
+                diverged += (self._merge if len(part) <= self._most else self._merge_large)(part, until, rule)
             queue = queue[queue.into > self._models.latest]
         self._pending = queue
+        return diverged
+
+    def _whole_versions(self, wave: _Commits, last: int) -> Iterator[tuple[_Commits, int]]:
+        """A wave in parts that fit the memory, each with the last version that is made of it.
+
+        A version is never parted. One that has more updates than fit is a part by itself.
+        """
+        if len(wave) > self._most:
+            first, size = -1, 0
+            for version, count in zip(*np.unique(wave.into, return_counts=True), strict=True):
+                if size and size + count > self._most:
+                    yield wave[(wave.into >= first) & (wave.into < version)], int(version) - 1
+                    first, size = version, 0
+                size += count
+            wave = wave[wave.into >= first]
+        yield wave, last
+
+    def _merge_large(self, wave: _Commits, last: int, rule: Rule) -> int:
+        """The same as `_merge` for one version with more updates than fit the memory: a running sum of its parts."""
+        self._merge(_NONE, int(wave.into[0]) - 1, rule)
+        total, left, diverged = torch.zeros_like(self.model, dtype=torch.float64), 0.0, 0
+        for place in self._parts(len(wave)):
+            part = wave[place]
+            start = self._models.rows(part.base)
+            updates, sound = self._train(part.client, part.base, start)
+            index = torch.from_numpy(np.flatnonzero(sound)).to(updates.device)
+            weight = torch.from_numpy(part.weight[sound]).to(updates)
+            total += weight @ (updates[index] - start[index] if rule is Rule.DELTA else updates[index])
+            left += float(part.weight[sound].sum())
+            diverged += int(np.count_nonzero(~sound))
+        asked = float(wave.weight.sum())
+        factor = _factor(asked, left, rule)
+        kept = 1.0 if rule is Rule.DELTA else 1 - factor * left
+        self._models.add(int(wave.into[0]), kept * self.model + (factor * total).to(self.model))
+        self._merge(_NONE, last, rule)
         return diverged
 
     def _merge(self, wave: _Commits, last: int, rule: Rule) -> int:
@@ -229,9 +288,7 @@ class Learner:
         share = wave.weight * sound
         for version in range(self._models.latest + 1, last + 1):
             chosen = wave.into == version
-            asked, left = wave.weight[chosen].sum(), share[chosen].sum()
-            # Where the weights make up the whole, the others stand in for an update that was dropped.
-            factor = asked / left if left and asked > 1 - 1e-9 and rule is Rule.AVERAGE else 1.0
+            factor = _factor(wave.weight[chosen].sum(), share[chosen].sum(), rule)
             part = np.flatnonzero(chosen & sound)
             index = torch.from_numpy(part).to(updates.device)
             weight = torch.from_numpy(share[part] * factor).to(updates)
@@ -264,7 +321,7 @@ class Learner:
         """Go on from `state`."""
         device = self.model.device
         for version, row in zip(state["models.version"].tolist(), state["models.rows"], strict=True):
-            self._models.add(version, row.to(device))
+            self._models.add(version, row.to(device, copy=True))
         self._models.forget_all_but(state["models.version"].tolist())
         self._closed = self._models.latest
         self._held = state["held"].numpy().copy()
@@ -275,3 +332,8 @@ class Learner:
             self._best = loss, accuracy, state["best.row"].to(device)
         if self._cache:
             self._cache.restore(state)
+
+
+def _factor(asked: float, left: float, rule: Rule) -> float:
+    """Where the weights make up the whole, the others stand in for an update that was dropped."""
+    return asked / left if left and asked > 1 - 1e-9 and rule is Rule.AVERAGE else 1.0

@@ -45,8 +45,10 @@ class RowOptimiser:
 
     _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # torch's defaults
 
-    def __init__(self, optimiser: Optimiser, start: Tensor) -> None:
+    def __init__(self, optimiser: Optimiser, start: Tensor, decayed: Tensor | None = None) -> None:
+        """`decayed` is 1 for the numbers of a row that weight decay concerns and 0 for others; without, all of them."""
         self._optimiser = optimiser
+        self._decayed = None if decayed is None or bool(decayed.all()) else decayed
         self._start = start.clone() if optimiser.proximal else start
         has_first = optimiser.kind == "adam" or optimiser.momentum
         self._first = torch.zeros_like(start) if has_first else None
@@ -59,7 +61,7 @@ class RowOptimiser:
         if o.proximal:
             gradients.add_(rows - self._start[:count], alpha=o.proximal)
         if o.weight_decay:
-            gradients.add_(rows, alpha=o.weight_decay)
+            gradients.add_(rows if self._decayed is None else rows * self._decayed, alpha=o.weight_decay)
         if self._second is not None and self._first is not None:
             first, second, steps = self._first[:count], self._second[:count], self._steps[:count].add_(1)
             first.lerp_(gradients, 1 - self._BETA1)

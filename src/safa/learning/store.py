@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,42 +13,81 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from safa.errors import SafaError
 from safa.records import Ids
 
-__all__ = ["Cache", "GlobalModels"]
+__all__ = ["Cache", "GlobalModels", "give_back_memory", "rows_that_fit"]
 
-_CHUNK = 256  # rows that are summed at a time
+_CHUNK = 256  # rows that are summed at a time, if so many fit the memory
+_BLOCK_BYTES = 2**24  # rows that are moved to a file one by one share a file up to this size
+
+
+def rows_that_fit(like: Tensor, memory_mb: float, *, times: int = 1) -> int:
+    """How many rows like this one fit a budget if each takes so many times its size; at least one."""
+    return max(1, int(memory_mb * 2**20 / (times * like.numel() * like.element_size())))
+
+
+def give_back_memory() -> None:
+    """Let the system have memory that was freed; glibc keeps pieces of up to 32 MB, in which no new row may fit."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class GlobalModels:
-    """The global models that somebody may still start from, as rows by version."""
+    """The global models that somebody may still start from, as rows by version.
 
-    def __init__(self, start: Tensor) -> None:
+    They may be as many as there are clients. A quarter of `memory_mb` is for them; beyond that, the oldest are moved to
+    memory-mapped files.
+    """
+
+    def __init__(self, start: Tensor, *, memory_mb: float = 4096.0) -> None:
         self._models: dict[int, Tensor] = {0: start}
+        self._most = rows_that_fit(start, memory_mb, times=4)
+        self._filed: dict[int, Tensor] = {}
+        self._block, self._free = start[:0].unsqueeze(0), 0  # the file in which there is room, and for how many rows
         self.latest = 0
 
     def add(self, version: int, model: Tensor) -> None:
         """Keep a new version."""
+        self._models.pop(version, None)
+        self._filed.pop(version, None)
         self._models[version] = model
         self.latest = version
+        while len(self._models) > self._most:
+            oldest = next(iter(self._models))
+            self._filed[oldest] = self._in_file(self._models.pop(oldest))
+
+    def _in_file(self, model: Tensor) -> Tensor:
+        """A model moved to a file; no place is used twice, and a file vanishes with the last of its models."""
+        if not self._free:
+            self._free = max(1, _BLOCK_BYTES // (model.numel() * model.element_size()))
+            self._block = _mapped(self._free, model)
+        place = self._block[-self._free]
+        self._free -= 1
+        return place.copy_(model)
 
     def __getitem__(self, version: int) -> Tensor:
+        if version in self._filed:
+            return self._filed[version].to(self._models[self.latest].device)
         return self._models[version]
 
     def rows(self, versions: Ids) -> Tensor:
         """The models of these versions, one row each."""
         distinct, places = np.unique(versions, return_inverse=True)
-        stacked = torch.stack([self._models[int(version)] for version in distinct])
+        stacked = torch.stack([self[int(version)] for version in distinct])
         return stacked[torch.from_numpy(places).to(stacked.device)]
 
     def forget_all_but(self, needed: Iterable[int]) -> None:
         """Drop the versions that nobody needs any more; the latest always stays."""
         keep = {*needed, self.latest}
-        self._models = {version: model for version, model in self._models.items() if version in keep}
+        for models in (self._models, self._filed):
+            for version in models.keys() - keep:
+                del models[version]
 
     def items(self) -> list[tuple[int, Tensor]]:
         """All versions that are kept, oldest first."""
-        return sorted(self._models.items())
+        return [(version, self[version]) for version in sorted(self._models.keys() | self._filed.keys())]
 
 
 class Cache:
@@ -70,6 +111,7 @@ class Cache:
             len(sizes), dtype=np.int64
         )  # the version that an entry equals, -1 for a model of its own
         self._rows = _rows(len(sizes), start, memory_mb)
+        self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb, times=8))
         self._sum = start.to(torch.float64, copy=True)
         self._refresh = refresh
         self._age = 0
@@ -126,9 +168,9 @@ class Cache:
         """Extend the arrays to `count` clients; the new ones have no size yet."""
         known = len(self._size)
         if count > known:
-            own = torch.from_numpy(np.flatnonzero(self._version < 0)).to(self._rows.device)
             rows = _rows(count, self._models[self._models.latest], self._memory_mb)
-            rows[own.to(rows.device)] = self._rows[own].to(rows.device)
+            for own in torch.from_numpy(np.flatnonzero(self._version < 0)).split(self._chunk):
+                rows[own.to(rows.device)] = self._rows[own.to(self._rows.device)].to(rows.device)
             self._rows = rows
             self._size = np.append(self._size, np.zeros(count - known))
             self._active = np.append(self._active, np.zeros(count - known, dtype=np.bool_))
@@ -146,16 +188,16 @@ class Cache:
     def exact_sum(self) -> Tensor:
         """The sum over all entries, from scratch."""
         total = torch.zeros_like(self._sum)
-        for part in torch.arange(len(self._version)).split(_CHUNK):
+        for part in torch.arange(len(self._version)).split(self._chunk):
             clients = part.numpy()
             total += self._weight[part.to(total.device)] @ self.entries(clients).double()
         return total
 
     def _move_sum(self, clients: Ids, new: Tensor) -> None:
-        for part in torch.arange(len(clients)).split(_CHUNK):
-            members = clients[part.numpy()]
+        for first in range(0, len(clients), self._chunk):
+            members = clients[first : first + self._chunk]
             weight = self._weight[torch.from_numpy(members).to(self._weight.device)]
-            change = new[part.to(new.device)].double() - self.entries(members).double()
+            change = new[first : first + self._chunk].double() - self.entries(members).double()
             self._sum += weight @ change
 
     def state(self) -> dict[str, Tensor]:
@@ -187,7 +229,21 @@ def _rows(count: int, like: Tensor, memory_mb: float) -> Tensor:
     """Room for `count` rows, in memory if they fit the budget, else in a file that vanishes with the process."""
     if count * like.numel() * like.element_size() <= memory_mb * 2**20:
         return torch.empty(count, like.numel(), dtype=like.dtype, device=like.device)
-    with tempfile.TemporaryDirectory(prefix="safa-cache-") as folder:
-        path = Path(folder) / "rows"
-        rows = torch.from_file(str(path), shared=True, size=count * like.numel(), dtype=like.dtype)
-    return rows.view(count, like.numel())
+    return _mapped(count, like)
+
+
+def _mapped(count: int, like: Tensor) -> Tensor:
+    """Room for `count` rows in a memory-mapped file, which is gone when nothing refers to it any more."""
+    size = count * like.numel()
+    try:
+        with tempfile.TemporaryDirectory(prefix="safa-models-") as folder:
+            path = Path(folder) / "rows"
+            with path.open("wb") as file:  # takes the room on the disk now: later, there is no way to report its lack
+                os.posix_fallocate(file.fileno(), 0, size * like.element_size())
+            return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(count, like.numel())
+    except OSError as problem:
+        needed = size * like.element_size() / 2**20
+        raise SafaError(
+            f"models of {needed:.0f} MB do not fit memory_mb and cannot be held in a file in {tempfile.gettempdir()}: "
+            f"{problem.strerror}"
+        ) from None

@@ -6,15 +6,17 @@ client's own samples in their given order, in mini-batches of B, without shuffli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from safa.learning.kernels import Kernel, Step, find_kernel
+from safa.learning.choice import choose_kernel
+from safa.learning.kernels import Kernel, Step
 from safa.learning.layout import Layout
 from safa.learning.optimiser import Optimiser, RowOptimiser
 from safa.records import Ids
@@ -43,7 +45,8 @@ class SerialTrainer:
     ) -> None:
         self._module = problem.start_model(0).to(device)
         self.layout = Layout(self._module)
-        self._problem, self._optimiser, self._batch_size = problem, optimiser, batch_size
+        self._problem, self._optimiser = problem, optimiser
+        self._batch_size = min(batch_size, max(map(len, shards)))
         inputs, targets = problem.train
         self._data = [(inputs[shard].to(device), targets[shard].to(device)) for shard in map(torch.from_numpy, shards)]
 
@@ -53,7 +56,7 @@ class SerialTrainer:
 
     def _train_one(self, client: int, row: Tensor, epochs: int) -> Tensor:
         module = self._module
-        module.load_state_dict(self.layout.state(row), strict=False)
+        self.layout.load(module, row)
         anchor = [p.detach().clone() for p in module.parameters()]
         optimiser = self._optimiser.of(module)
         inputs, targets = self._data[client]
@@ -84,8 +87,11 @@ class Group:
 class BatchedTrainer:
     """All clients of a call at once, in groups that fit the memory budget.
 
-    Clients are kept in order of their number of batches, the longest first. Step j of an epoch then concerns a leading
-    part of them, and holds nobody who is finished. What is padded is at most the last batch of each client.
+    Clients are kept in order of their number of samples, the largest first. Step j of an epoch then concerns a leading
+    part of them, and holds nobody who is finished. What is padded is at most the last batch of each client. Where a
+    batch is larger than the data of many clients, clients of very different size are kept apart, in bands.
+
+    Clients whose model `torch.func` cannot train side by side are trained one after the other; `note` then says why.
     """
 
     def __init__(
@@ -100,19 +106,37 @@ class BatchedTrainer:
     ) -> None:
         module = problem.start_model(0).to(device)
         self.layout = Layout(module)
-        self._kernel = find_kernel(problem, module, self.layout)
-        self._optimiser = optimiser
         lengths = np.array([len(shard) for shard in shards])
         order = np.argsort(-lengths, kind="stable")
         self._place = np.empty_like(order)
         self._place[order] = np.arange(len(order))
         self._lengths = lengths[order]
-        self._batch_size = batch_size
-        self._steps = _steps(problem, [shards[k] for k in order], batch_size, self._kernel, device)
-        self._epoch = self._kernel.epoch(self._steps, optimiser.lr) if optimiser.is_plain else None
+        batch_size = min(batch_size, max(1, int(self._lengths[0])))
+        choice = choose_kernel(problem, module, self.layout, shards[order[0]], batch_size)
+        self._kernel = choice.kernel
+        self.note = choice.note
+        """Why clients are trained one after the other, where they are; a line of the log says so, too."""
+        self._optimiser = optimiser
+        self._decayed = self._decayed_part(module, choice.without_gradient).to(device)
         sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
         row = 6 * self.layout.size * self.layout.dtype.itemsize
-        self._most = max(1, int(memory_mb * 2**20 / (batch_size * sample + row)))
+        self._bands = []
+        for first, last in _bands(np.minimum(self._lengths, batch_size)):
+            members = [shards[k] for k in order[first:last]]
+            width = min(batch_size, max(1, len(members[0])))
+            steps = _steps(problem, members, width, self._kernel, self.layout.dtype, device)
+            epoch = self._kernel.epoch(steps, optimiser.lr) if optimiser.is_plain and steps else None
+            most = max(1, int(memory_mb * 2**20 / (width * sample + row)))
+            self._bands.append(_Band(first, self._lengths[first:last], width, steps, epoch, most))
+
+    def _decayed_part(self, module: nn.Module, without_gradient: set[str]) -> Tensor:
+        """1 for every number of a row that weight decay concerns; torch leaves alone what has no gradient."""
+        frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        still = frozen if self._optimiser.proximal else frozen | without_gradient
+        part = torch.ones(1, self.layout.size, dtype=self.layout.dtype)
+        for name in still:
+            self.layout.views(part)[name].zero_()
+        return part[0, : self.layout.trained]
 
     def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
         """The clients' local training, side by side."""
@@ -126,10 +150,14 @@ class BatchedTrainer:
     def _groups(self, place: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Who is trained together: as many as fit; where samples of a batch see each other, equal shards only."""
         order = np.argsort(place, kind="stable")
-        parts = [order]
+        parts = [(band, order[band.holds(place[order])]) for band in self._bands]
         if self._kernel.needs_whole_batches:
-            parts = np.split(order, np.flatnonzero(np.diff(self._lengths[place[order]])) + 1)
-        return [part[i : i + self._most] for part in parts for i in range(0, len(part), self._most)]
+            parts = [
+                (band, equal)
+                for band, part in parts
+                for equal in np.split(part, np.flatnonzero(np.diff(self._lengths[place[part]])) + 1)
+            ]
+        return [part[i : i + band.most] for band, part in parts for i in range(0, len(part), band.most)]
 
     def alone(self, client: int, start: Tensor) -> Group:
         """One client at work by itself, from a copy of its start model [d]."""
@@ -142,15 +170,15 @@ class BatchedTrainer:
         return group.rows
 
     def _group(self, places: NDArray[np.int64], rows: Tensor) -> Group:
-        """Clients at work, standing in order of their number of batches; their rows may be trained in place."""
-        if self._epoch is not None:
-            return self._group_by_epochs(torch.from_numpy(places).to(rows.device), rows)
+        """Clients of one band at work, the largest first; their rows may be trained in place."""
+        band = next(band for band in self._bands if band.holds(places[:1]).all())
+        if band.epoch is not None:
+            return self._group_by_epochs(band.epoch, torch.from_numpy(places - band.first).to(rows.device), rows)
         trained = rows[:, : self.layout.trained] if self.layout.buffers else rows
-        optimiser = RowOptimiser(self._optimiser, trained)
+        optimiser = RowOptimiser(self._optimiser, trained, self._decayed)
         # Step by step: who is at work, the part of their rows that is trained, and their mini-batches.
-        program = [
-            (rows[: len(step[0])], trained[: len(step[0])], step) for step in self._steps_of(places, rows.device)
-        ]
+        steps = band.steps_of(places, rows.device, whole_batches=self._kernel.needs_whole_batches)
+        program = [(rows[: len(step[0])], trained[: len(step[0])], step) for step in steps]
 
         def epoch(rows: Tensor) -> Tensor:
             for at_work, moving, step in program:
@@ -159,30 +187,64 @@ class BatchedTrainer:
 
         return Group(rows, epoch, optimiser)
 
-    def _group_by_epochs(self, places: Tensor, rows: Tensor) -> Group:
+    @staticmethod
+    def _group_by_epochs(whole: tuple[Tensor, Tensor], places: Tensor, rows: Tensor) -> Group:
         """The same where a whole epoch is an affine map, made once for every client."""
-        assert self._epoch is not None
-        matrix, vector = (part[places] for part in self._epoch)
+        matrix, vector = (part[places] for part in whole)
         return Group(rows, lambda rows: torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2))
 
-    def _steps_of(self, places: NDArray[np.int64], device: torch.device) -> list[Step]:
+
+@dataclass(frozen=True, eq=False)
+class _Band:
+    """Clients with batches of about the same size, and their mini-batches."""
+
+    first: int
+    """The place of the first of them among all clients, who stand in order of their number of samples."""
+    lengths: NDArray[np.int64]
+    batch_size: int
+    steps: list[Step]
+    epoch: tuple[Tensor, Tensor] | None
+    """What an epoch amounts to, where it is affine."""
+    most: int
+    """How many of them are trained at a time."""
+
+    def holds(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these places are of this band."""
+        return (places >= self.first) & (places < self.first + len(self.lengths))
+
+    def steps_of(self, places: NDArray[np.int64], device: torch.device, *, whole_batches: bool) -> list[Step]:
         """The mini-batches of these clients, step by step: at each step only those who have that many."""
-        lengths = self._lengths[places]
-        steps = self._steps[: -(-lengths[0] // self._batch_size)]
-        if len(places) < len(self._place):
-            index = torch.from_numpy(places).to(device)
-            counts = [int(np.searchsorted(-lengths, -start)) for start in range(0, lengths[0], self._batch_size)]
+        mine = places - self.first
+        lengths = self.lengths[mine]
+        steps = self.steps[: -(-lengths[0] // self.batch_size)]
+        if len(mine) < len(self.lengths):
+            index = torch.from_numpy(mine).to(device)
+            counts = [int(np.searchsorted(-lengths, -start)) for start in range(0, lengths[0], self.batch_size)]
             steps = [
                 (x[index[:count]], y[index[:count]], weight[index[:count]])
                 for count, (x, y, weight) in zip(counts, steps, strict=True)
             ]
-        if self._kernel.needs_whole_batches:
-            sizes = [lengths[0] - start for start in range(0, lengths[0], self._batch_size)]
+        if whole_batches:
+            sizes = [lengths[0] - start for start in range(0, lengths[0], self.batch_size)]
             steps = [(x[:, :n], y[:, :n], weight[:, :n]) for n, (x, y, weight) in zip(sizes, steps, strict=True)]
         return steps
 
 
-def _steps(problem: Problem, shards: Shards, batch_size: int, kernel: Kernel, device: torch.device) -> list[Step]:
+_MOST_PADDING = 4  # a client's batch is padded to at most so many times its size, unless it is the last of several
+
+
+def _bands(batches: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where to part clients, given the size of each one's first batch in falling order."""
+    first = 0
+    while first < len(batches):
+        last = int(np.searchsorted(-batches, -batches[first] / _MOST_PADDING, side="right"))
+        yield first, last
+        first = last
+
+
+def _steps(
+    problem: Problem, shards: Shards, batch_size: int, kernel: Kernel, dtype: torch.dtype, device: torch.device
+) -> list[Step]:
     """For every step of an epoch, the mini-batches of the clients that take part, as the kernel wants them."""
     inputs, targets = problem.train
     inputs = kernel.prepare(inputs)
@@ -191,7 +253,7 @@ def _steps(problem: Problem, shards: Shards, batch_size: int, kernel: Kernel, de
         members = [shard[start : start + batch_size] for shard in shards if len(shard) > start]
         index = np.stack([np.pad(batch, (0, batch_size - len(batch)), mode="edge") for batch in members])
         sizes = np.array([[len(batch)] for batch in members])
-        weight = torch.from_numpy((np.arange(batch_size) < sizes) / sizes).to(inputs.dtype)
+        weight = torch.from_numpy((np.arange(batch_size) < sizes) / sizes).to(dtype)
         samples = torch.from_numpy(index)
         steps.append(kernel.pack((inputs[samples].to(device), targets[samples].to(device), weight.to(device))))
     return steps

@@ -23,13 +23,13 @@ class Problem:
     model: Callable[[], nn.Module]
     """Makes a fresh model. Random initial weights come from torch's global generator, which the caller seeds."""
     loss: Callable[[Tensor, Tensor], Tensor]
-    """Mean loss of a batch, from (output, target); it must be a mean over the samples of the batch."""
+    """The loss of a batch, from (output, target). One that is a mean over the samples is the fastest to train."""
     accuracy: Callable[[Tensor, Tensor], Tensor | float]
     """Accuracy on a set, from (output, target)."""
     train: Data
     test: Data
     kernel: str | None = None
-    """The name of a hand-written gradient in `safa.learning.kernels`, where there is one for this model and loss."""
+    """The name of a hand-written gradient, where there is one for this model and loss; a wrong one is refused."""
 
     def __post_init__(self) -> None:
         for name, (inputs, targets) in (("train", self.train), ("test", self.test)):

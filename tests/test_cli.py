@@ -467,28 +467,11 @@ def test_a_full_disk_is_one_sentence(command: str, part: str, told: str, capsys:
 
 
 def test_a_sweep_on_a_full_disk_is_one_sentence(capsys: Capture) -> None:
+    command = ["sweep", "boston", "--no-train", "--rounds", "2", "--seed", "0,1,2,3", "--workers", "1", "--quiet"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        assert (
-            main(
-                [
-                    "sweep",
-                    "boston",
-                    "--no-train",
-                    "--rounds",
-                    "2",
-                    "--seed",
-                    "0,1,2,3",
-                    "--workers",
-                    "1",
-                    "--quiet",
-                    "--out",
-                    "table",
-                ]
-            )
-            == 2
-        )
+        assert main([*command, "--out", "table"]) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert capsys.readouterr().err == "safa: cannot write table/results.csv: File too large\n"

@@ -185,10 +185,11 @@ def take_up(
     experiment = Experiment(run.settings, chosen)
     if found.rounds:
         experiment.resume(itertools.islice(run.records(), found.rounds), found.state)
+    writer = RunWriter.resume(run, found.rounds)
     from_there = f"goes on behind round {found.rounds}" if found.rounds else "starts again from its beginning"
     for sentence in found.problems:
         tell(f"{sentence}; the run {from_there}")
-    return experiment, RunWriter.resume(run, found.rounds)
+    return experiment, writer
 
 
 def _check_first_round(run: Run) -> None:

@@ -177,6 +177,9 @@ class RunWriter:
         """Go on with a folder behind its first `finished` rounds; what was written after them is dropped."""
         if run.folder is None:
             raise SafaError("a run that is held in memory cannot be taken up again")
+        for checkpoint in _generations(run.folder).values():
+            if checkpoint.is_dir():
+                raise SafaError(f"{checkpoint} is a folder, where a checkpoint has to be; remove or rename it first")
         path = run.folder / _ROUNDS
         with writing(path):
             rounds = path.open("ab", buffering=0)

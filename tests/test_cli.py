@@ -199,6 +199,24 @@ def test_the_lists(capsys: Capture) -> None:
         ("run boston --resume used", "--resume takes everything from its folder"),
         ("run --resume other", "other holds no run"),
         ("sweep boston --workers 0", "workers must be at least 1, not 0"),
+        ("run boston --protocol fedavg --lag-tolerance 3", "lag_tolerance has no effect with protocol = fedavg"),
+        ("run boston --server-lr 2", "server_lr has no effect with protocol = safa; it is for protocol = fedbuff"),
+        ("run boston --optimiser adam --momentum 0.5", "momentum has no effect with optimiser = adam"),
+        ("run boston --momentum 1.5", "momentum must be at least 0 and below 1, not 1.5"),
+        ("run --config unused.toml", "lag_tolerance has no effect with protocol = fedavg; it is for protocol = safa"),
+        ("run --config table.toml", "protocol_options in table.toml must be a table"),
+        ("run --config number.toml", "a task is given by its name, not as 3"),
+        ("run boston --trace header.csv", "header.csv names no time at which a client is online"),
+        ("run boston --sizes large.txt", "the sizes in large.txt add up to 1,000 samples, but boston has 506"),
+        ("run boston --clients 10000000000", "clients must be at least 1 and at most 100000000, not 10000000000"),
+        ("run boston --rounds 10000000000", "rounds must be at least 1 and at most 1000000000, not 10000000000"),
+        ("sweep boston --protocol fedavg,fedcs --lag-tolerance 3,5", "lag_tolerance has no effect with protocol = "),
+        ("sweep boston --protocol safa,fedasync --hinge-lag 3", "hinge_lag has no effect with staleness = polynomial"),
+        ("sweep boston --seed 0,0", "seed lists 0 twice"),
+        ("sweep boston --fraction 1,0.5,1.0", "fraction lists 1.0 twice"),
+        ("sweep boston --protocol safa,fedavg,safa", "protocol lists safa twice"),
+        ("sweep boston,digits,boston", "task lists boston twice"),
+        ("sweep boston,digits --sizes large.txt --clients 5", "the sizes in large.txt add up to 1,000 samples"),
         ("", "the following arguments are required: COMMAND (see safa --help)"),
     ],
 )
@@ -206,6 +224,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     Path("few.txt").write_text("1\n2\n")
     Path("bad.txt").write_text("1\n-1\n1\n1\n1\n")
     Path("word.txt").write_text("30\n30\nx\n30\n30\n")
+    Path("large.txt").write_text("200\n" * 5)
+    Path("header.csv").write_text("client,online_from_s,online_until_s\n")
+    Path("unused.toml").write_text('task = "boston"\nprotocol = "fedavg"\nlag_tolerance = 3\n')
+    Path("table.toml").write_text('task = "boston"\nprotocol_options = 3\n')
+    Path("number.toml").write_text("task = 3\n")
     Path("used").mkdir()
     write_config(Path("used"), Settings.of("boston"))
     Path("other").mkdir()
@@ -221,6 +244,43 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     assert captured.err.count("\n") == 1
     assert sorted(Path().rglob("*")) == before  # nothing lost, nothing half-written
     assert Path("used/config.toml").read_bytes() == precious
+
+
+def test_a_sweep_may_vary_what_some_of_its_protocols_use() -> None:
+    command = ["sweep", "boston", "--protocol", "safa,fedavg", "--lag-tolerance", "3,5", "--rounds", "2", "--no-train"]
+    assert main([*command, "--out", "table", "--quiet", "--workers", "1"]) == 0
+    with Path("table/results.csv").open() as file:
+        assert [row["lag_tolerance"] for row in csv.DictReader(file)] == ["3", "5", "3", "5"]
+
+
+@pytest.mark.parametrize("protocol", ["safa", "fedavg"])
+def test_the_config_file_of_a_run_with_a_preset_can_be_run_again(protocol: str) -> None:
+    command = ["run", "boston", "--preset", "paper", "--protocol", protocol, "--rounds", "2", "--quiet"]
+    assert main([*command, "--out", "first"]) == 0
+    assert main(["run", "--config", "first/config.toml", "--out", "second", "--quiet"]) == 0
+    assert Path("first/config.toml").read_bytes() == Path("second/config.toml").read_bytes()
+
+
+def test_sizes_may_count_more_samples_than_there_are_where_nothing_is_trained() -> None:
+    Path("large.txt").write_text("200\n" * 5)
+    assert main(["run", "boston", "--sizes", "large.txt", "--rounds", "2", "--no-train", "--quiet"]) == 0
+
+
+@pytest.mark.slow
+def test_too_little_memory_is_one_sentence() -> None:
+    code = """
+import resource, sys
+from safa.cli import main
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
+sys.exit(main(["run", "boston", "--no-train", "--clients", "100000000", "--out", "run"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("safa: not enough memory: Unable to allocate")
+    assert done.stderr.count("\n") == 1
+    assert not Path("run").exists()
 
 
 def test_force_replaces_a_run() -> None:

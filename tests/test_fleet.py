@@ -170,6 +170,7 @@ def test_a_column_skips_comments_and_empty_lines(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("", "holds speeds for 0 clients, but there are 3"),
         ("1\n2\n", "holds speeds for 2 clients, but there are 3"),
         ("1\n2\nfast\n", "line 3: speeds must be a number, not 'fast'"),
         ("1\n-2\n3\n", "line 2: speeds must be above 0, not -2"),
@@ -209,6 +210,9 @@ def test_links_come_in_two_columns(file: Path) -> None:
         ("down_mbps,up_mbps\n1\n", "line 2: needs down_mbps,up_mbps, not '1'"),
         ("down_mbps,up_mbps\n1,0\n", "line 2: up_mbps must be above 0"),
         ("down_mbps,up_mbps\n1,1\n", "holds links for 1 clients, but there are 2"),
+        ("down_mbps,up_mbps\n", "holds links for 0 clients, but there are 2"),
+        ("down_mbps,up_mbps\n1,inf\n", "line 2: up_mbps must be a number, not 'inf'"),
+        (f"down_mbps,up_mbps\n1,{'1' * 200_000}\n", "line 2: field larger than field limit"),
     ],
 )
 def test_wrong_links_say_where(file: Path, text: str, complaint: str) -> None:
@@ -234,6 +238,12 @@ def test_a_trace_is_sorted_by_client_and_time(file: Path) -> None:
         ("0,5,5\n", "line 2: a time online must"),
         ("0,-1,5\n", "line 2: a time online must"),
         ("0,0,10\n1,0,10\n0,9,12\n", "line 4: this client is online already"),
+        ("", "names no time at which a client is online"),
+        ("# nobody\n\n", "names no time at which a client is online"),
+        ("0,9,5\n", "line 2: a time online must"),
+        ("0,nan,5\n", "line 2: online_from_s must be a number, not 'nan'"),
+        ("0,0,inf\n", "line 2: online_until_s must be a number, not 'inf'"),
+        ("-1,0,5\n", "line 2: client must be a number from 0 to 1, not '-1'"),
     ],
 )
 def test_a_wrong_trace_says_where(file: Path, text: str, complaint: str) -> None:

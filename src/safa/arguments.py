@@ -20,7 +20,11 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
     add_options(parser, Settings, lists=lists)
     parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
     parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of a protocol from another package"
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a protocol's own setting, where it comes from another package",
     )
     parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
     parser.add_argument("--force", action="store_true", help="replace an output folder that already holds a run")
@@ -106,6 +110,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     task = arguments.task or named
     if task is None:
         raise SafaError(f"name a task, one of {', '.join(TASKS)}")
-    options = dict(config.pop("protocol_options", {})) | foreign_settings(arguments)
+    options = config.pop("protocol_options", {})
+    if not isinstance(options, dict):
+        raise SafaError(f"protocol_options in {arguments.config} must be a table")
+    options |= foreign_settings(arguments)
     given = {name: value for name, (value,) in given_settings(arguments).items()}
     return Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)

@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SafaError as problem:
         print(f"safa: {problem}", file=sys.stderr)
         return 2
+    except MemoryError as problem:
+        print(f"safa: not enough memory{f': {problem}' if str(problem) else ''}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         print(f"safa: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         return _STOPPED

@@ -22,7 +22,7 @@ from safa.protocol import registry
 from safa.records import RoundRecord
 from safa.runs import Run, RunWriter, load_run
 from safa.settings import Settings
-from safa.simulation import make_fleet, run_rounds
+from safa.simulation import check_sizes, make_fleet, run_rounds
 from safa.tasks import TASKS, find_task, task_of
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Experiment:
         self._problem = None
         if settings.train:
             self._problem = problem = problem or load_problem(settings.task)
+            check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
             sizes = np.asarray(fleet.sizes, dtype=np.float64)
             self._learning = Learning(settings, problem, sizes, shards=make_shards(settings, problem, sizes))
 

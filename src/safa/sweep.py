@@ -7,15 +7,17 @@ import csv
 import io
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safa.analysis import METRICS
+from safa.errors import SafaError
 from safa.experiment import CLIENT_METRICS, Experiment
-from safa.settings import Settings
-from safa.simulation import make_fleet, run_rounds
+from safa.settings import Settings, refuse_unused
+from safa.simulation import check_sizes, make_fleet, run_rounds
 from safa.storage import append, writing
+from safa.tasks import find_task
 from safa.workers import pool
 
 __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
@@ -24,20 +26,40 @@ __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
 def combinations(
     tasks: Sequence[str], given: Mapping[str, Sequence[Any]], *, preset: str | None = None
 ) -> list[Settings]:
-    """The settings of every run of a sweep, all checked, the last list varying fastest."""
-    runs = [
-        Settings.of(task, preset=preset, **dict(zip(given, values, strict=True)))
+    """The settings of every run of a sweep, all checked, the last list varying fastest.
+
+    What is given must have an effect in one of the runs at least: `lag_tolerance` may be given for safa and fedavg.
+    """
+    for name, listed in {"task": tasks, **given}.items():
+        _refuse_twice(name, listed)
+    made = [
+        Settings.combined(task, preset=preset, **dict(zip(given, values, strict=True)))
         for task in tasks
         for values in itertools.product(*given.values())
     ]
+    refuse_unused(made)
+    runs = [settings for settings, _ in made]
     for settings in _one_per_world(runs):
-        run_rounds(settings, make_fleet(settings))
+        fleet = make_fleet(settings)
+        run_rounds(settings, fleet)
+        if settings.train:
+            check_sizes(settings, fleet, find_task(settings.task).samples)
     return runs
+
+
+def _refuse_twice(name: str, values: Sequence[Any]) -> None:
+    """Refuse a list that holds a value twice: its runs would be the same."""
+    seen = set()
+    for value in values:
+        key = value if isinstance(value, Hashable) else repr(value)
+        if key in seen:
+            raise SafaError(f"{name} lists {value} twice, and the runs would be the same")
+        seen.add(key)
 
 
 def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
     """Runs that between them read every file and build every protocol under every clock."""
-    files = ("protocol", "clock", "clients", "speeds", "sizes", "links", "trace")
+    files = ("task", "train", "protocol", "clock", "clients", "speeds", "sizes", "links", "trace")
     return list({tuple(getattr(run, name) for name in files): run for run in runs}.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def prepare(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any] |
     """A run's folder, as a launcher makes it."""
     base = {"clients": 4, "rounds": 6, "fraction": 0.5, "lag_tolerance": 2, "round_limit_s": 60.0, "seed": 1}
     values = {"task": "boston"} | base | dict(given)
-    settings = Settings.of(values.pop("task"), **values)
+    settings = replace(Settings.of(values.pop("task")), **values)  # some have no effect with some protocols
     folder.mkdir(parents=True)
     write_config(folder, settings)
     (folder / FILE).write_text(Options.of({"start_with": settings.clients} | dict(options or {})).to_toml())

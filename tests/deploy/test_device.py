@@ -208,7 +208,7 @@ def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path)
         (config_of().replace("epochs = 4", "epochs = -4"), "epochs must be at least 1, not -4"),
         (config_of().replace("epochs = 4", f"epochs = 1{'0' * 400}"), "cannot be used here"),
         (config_of().replace('"safa"', '"mine"'), "there is no protocol 'mine'"),
-        (config_of().replace('"boston"', '["boston"]'), "is not built in"),
+        (config_of().replace('"boston"', '["boston"]'), "task must be text, not ['boston']"),
     ],
 )
 def test_settings_that_cannot_be_used_are_a_failure(config: str, why: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
 
 def settings_for(protocol: str, **given: Any) -> Settings:
     world = {"clients": 10, "rounds": 12, "fraction": 0.3, "lag_tolerance": 2, "epochs": 2, "batch_size": 8}
-    return Settings.of(task_of(PROBLEM, "test"), protocol=protocol, round_limit_s=900.0, **world | given)
+    plain = Settings.of(task_of(PROBLEM, "test"), protocol=protocol, round_limit_s=900.0)
+    return replace(plain, **world | given)  # some have no effect with some protocols
 
 
 def trainer() -> SerialTrainer:

@@ -185,6 +185,62 @@ def test_a_table_is_read_with_its_types(tmp_path: Path) -> None:
     assert np.isnan(second["b"])
 
 
+def spoilt(table: Path, line: int, column: str, text: str) -> None:
+    """Write a text into one field of a table; line 0 is that of the names."""
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    rows[line][rows[0].index(column)] = text
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "text", "complaint"),
+    [
+        (0, "seed", "grain", "it has no column seed"),
+        (0, "round_length_s", "", "it has no column round_length_s"),
+        (0, "fraction", "seed", "has several columns 'seed'"),
+        (1, "round_length_s", "long", r"results\.csv, line 2: round_length_s must be a number or nothing, not 'long'"),
+        (2, "futility", "True", "line 3: futility must be a number or nothing, not True"),
+        (2, "fraction", "some", "line 3: fraction must be a number, not 'some'"),
+        (1, "seed", "", "line 2: seed must be a number, not None"),
+        (1, "train", "perhaps", "line 2: train must be True or False, not 'perhaps'"),
+        (1, "wall_time_s", "soon", "line 2: wall_time_s must be a number or nothing, not 'soon'"),
+        (2, "task", "", "line 3: there is no task"),
+        (1, "protocol", "x" * 200_000, "line 2: field larger than field limit"),
+    ],
+)
+def test_a_table_that_cannot_be_right_is_refused(
+    line: int, column: str, text: str, complaint: str, tmp_path: Path
+) -> None:
+    sweep(tmp_path, ["boston"], seed=[0, 1])
+    spoilt(tmp_path / "results.csv", line, column, text)
+    with pytest.raises(SafaError, match=complaint):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_row_of_another_length_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    sweep(tmp_path, ["boston"], seed=[0, 1])
+    table = tmp_path / "results.csv"
+    first, second, third = table.read_text().splitlines(keepends=True)
+    table.write_text(first + second.rpartition(",")[0] + "\n" + third)
+    with pytest.raises(SafaError, match=r"line 2: needs \d+ fields, as many as there are columns, not \d+"):
+        write_report(tmp_path)
+    table.write_bytes(b"\xff\xfe")
+    with pytest.raises(SafaError, match="it is not text"):
+        write_report(tmp_path)
+    table.write_bytes(b"")
+    with pytest.raises(SafaError, match="no finished run yet"):
+        write_report(tmp_path)
+
+
+def test_a_number_of_any_length_is_read(tmp_path: Path) -> None:
+    sweep(tmp_path, ["boston"], seed=[0, 1])
+    spoilt(tmp_path / "results.csv", 1, "virtual_time_s", "9" * 400)
+    assert "Sweep on boston" in write_report(tmp_path).read_text()
+
+
 def test_a_folder_gets_its_report(tmp_path: Path) -> None:
     settings = Settings.of("boston", train=False, rounds=3)
     writer = RunWriter.begin(tmp_path / "run", settings)

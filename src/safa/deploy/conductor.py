@@ -83,7 +83,9 @@ class Conductor:
         self._received = Received(layout)
         self._learning = Learning(self.settings, problem, np.empty(0), trainer=self._received)
         self._learner = self._learning.learner
-        self.protocol = registry.build(self.settings.protocol, np.empty(0), self.settings.values())
+        self.protocol = registry.build(
+            self.settings.protocol, np.empty(0), self.settings.values(), self.settings.protocol_options
+        )
         if self.protocol.answers_arrivals and not isinstance(self.protocol, Continuous):
             raise SafaError(f"{self.protocol.name} answers arrivals in a way that cannot be deployed")
         roster = Roster(max_size=self.options.max_size, max_clients=self.options.max_clients)

@@ -47,6 +47,8 @@ def read_trace(path: str | Path, *, count: int) -> NDArray[np.float64]:
         if not 0 <= start < end:
             raise SafaError(f"{where}: a time online must start at 0 s or later and end after it starts")
         rows.append((client, start, end, line))
+    if not rows:
+        raise SafaError(f"{path} names no time at which a client is online: nobody would ever train")
     table = np.array(sorted(rows)).reshape(-1, 4)
     overlaps = np.flatnonzero((table[1:, 0] == table[:-1, 0]) & (table[1:, 1] < table[:-1, 2]))
     if len(overlaps):
@@ -57,7 +59,7 @@ def read_trace(path: str | Path, *, count: int) -> NDArray[np.float64]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
+    except (OSError, ValueError) as problem:
         raise SafaError(f"cannot read {path}: {_reason(problem)}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -65,7 +67,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _reason(problem: Exception) -> str:
-    return (problem.strerror or str(problem)) if isinstance(problem, OSError) else "it is not text"
+    if isinstance(problem, UnicodeDecodeError):
+        return "it is not text"
+    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
 
 
 def _table(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
@@ -76,7 +80,10 @@ def _table(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]
     if tuple(name.strip() for name in first.split(",")) != header:
         raise SafaError(f"{path}: the first line must be {expected!r}, not {first!r}")
     for number, line in lines:
-        row = next(csv.reader([line]))
+        try:
+            row = next(csv.reader([line]))
+        except csv.Error as problem:
+            raise SafaError(f"{path}, line {number}: {problem}") from None
         if len(row) != len(header):
             raise SafaError(f"{path}, line {number}: needs {expected}, not {line!r}")
         yield number, row

@@ -55,6 +55,9 @@ class Protocol(ABC):
     """Whether an update that comes after the selection can be kept."""
     answers_arrivals: ClassVar[bool] = False
     """Whether a client that commits is sent the latest model at once, in mid-round."""
+    run_settings: ClassVar[tuple[str, ...]] = ()
+    """For a protocol of another package: its parameters that are to be filled from the run's settings of that name,
+    besides those that it has from a class of this package."""
 
     def __init__(self, sizes: ArrayLike, *, fraction: float, round_limit_s: float = math.inf) -> None:
         """Enrol one client per element of `sizes` (n_k); `fraction` is C, `round_limit_s` is T_lim."""

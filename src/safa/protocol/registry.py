@@ -5,6 +5,10 @@ Another package adds its own through an entry point, without touching this one:
     [project.entry-points."safa.protocols"]
     mine = "my_package:MyProtocol"
 
+A protocol of this package is given the run's settings that its constructor has parameters for. One of another package
+shares with the run only what it has from here: the parameters of `Protocol` and of the protocol that it is derived
+from, and those that it names in `run_settings`. All others are its own, whatever they are called.
+
 Run `safa.testing.check_protocol` on it before you trust it.
 """
 
@@ -19,6 +23,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
+from safa.protocol.continuous import Continuous
 from safa.protocol.fedasync import FedAsync
 from safa.protocol.fedavg import FedAvg
 from safa.protocol.fedbuff import FedBuff
@@ -27,9 +32,10 @@ from safa.protocol.local import Local
 from safa.protocol.machine import Protocol
 from safa.protocol.safa import Safa
 
-__all__ = ["available", "build", "find", "parameters"]
+__all__ = ["available", "build", "find", "is_own", "parameters", "shared", "takers"]
 
 _OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff)}
+_OF_THIS_PACKAGE = (Protocol, Continuous, *_OWN.values())
 
 
 def available() -> dict[str, type[Protocol]]:
@@ -63,7 +69,35 @@ def parameters(cls: type[Protocol]) -> dict[str, inspect.Parameter]:
     }
 
 
-def build(name: str, sizes: ArrayLike, settings: Mapping[str, Any]) -> Protocol:
-    """A protocol of that name over clients of these sizes; it takes from `settings` what it has a parameter for."""
+def is_own(cls: type[Protocol]) -> bool:
+    """Whether a protocol is one of this package."""
+    return cls in _OWN.values()
+
+
+@functools.cache
+def shared(cls: type[Protocol]) -> frozenset[str]:
+    """The parameters of a protocol that are filled from the run's settings of the same name."""
+    inherited = {name for base in cls.__mro__ if base in _OF_THIS_PACKAGE for name in parameters(base)}
+    return frozenset(name for name in parameters(cls) if name in inherited or name in cls.run_settings)
+
+
+@functools.cache
+def takers(name: str) -> tuple[str, ...]:
+    """The protocols of this package that have a parameter of that name."""
+    return tuple(own for own, cls in _OWN.items() if name in parameters(cls))
+
+
+def build(
+    name: str, sizes: ArrayLike, settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> Protocol:
+    """A protocol of that name over clients of these sizes.
+
+    It is given the run's `settings` that it shares (see `shared`), and `options`, which are its own, by the names of
+    its parameters.
+    """
     cls = find(name)
-    return cls(sizes, **{key: settings[key] for key in parameters(cls) if key in settings})
+    given = {key: settings[key] for key in shared(cls) if key in settings} | dict(options or {})
+    for key, parameter in parameters(cls).items():
+        if key not in given and parameter.default is inspect.Parameter.empty:
+            raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
+    return cls(sizes, **given)

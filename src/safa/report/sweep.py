@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safa.report import figures
 from safa.report.figures import Axis
 from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
 from safa.report.words import TITLES, number, value_of
+from safa.settings import Settings
 
 __all__ = ["read_table", "sweep_page", "sweep_sections"]
 
@@ -30,32 +31,76 @@ _SERIES = 8
 """How many curves one chart holds."""
 
 
+_LARGEST_WHOLE = 2**63 - 1
+_NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "rounds", "clients", *_COLUMNS)
+"""Columns without which runs cannot be told apart or compared."""
+_KINDS = {item.name: str(item.type) for item in fields(Settings)}
+
+
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a `results.csv`, numbers as numbers; a last row that was cut off does not count."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise SafaError(f"cannot read {path}") from None
-    whole = text[: text.rfind("\n") + 1]
-    names, *rows = list(csv.reader(io.StringIO(whole))) or [[]]
-    return [dict(zip(names, map(_parsed, row), strict=True)) for row in rows if len(row) == len(names)]
+    except OSError as problem:
+        raise SafaError(f"cannot read {path}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise SafaError(f"cannot read {path}: it is not text") from None
+    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
+    try:
+        names = next(lines, [])
+        for name in names:
+            if names.count(name) > 1:
+                raise SafaError(f"{path} has several columns {name!r}")
+        return [_row(names, row, f"{path}, line {lines.line_num}") for row in lines]
+    except csv.Error as problem:
+        raise SafaError(f"{path}, line {lines.line_num}: {problem}") from None
+
+
+def _row(names: Sequence[str], row: Sequence[str], where: str) -> dict[str, Any]:
+    if len(row) != len(names):
+        raise SafaError(f"{where}: needs {len(names)} fields, as many as there are columns, not {len(row)}")
+    values = dict(zip(names, map(_parsed, row), strict=True))
+    for name, value in values.items():
+        _check_kind(name, value, where)
+    return values
+
+
+def _check_kind(name: str, value: Any, where: str) -> None:
+    """Refuse a value that the column cannot hold; a metric may be missing, since not every run has all of them."""
+    kind = _KINDS.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "bool" and not isinstance(value, bool):
+        raise SafaError(f"{where}: {name} must be True or False, not {value!r}")
+    if kind in ("int", "float") and not is_number:
+        raise SafaError(f"{where}: {name} must be a number, not {value!r}")
+    is_metric = name in METRICS or name.startswith(_MEASURED)
+    if is_metric and not is_number and value is not None:
+        raise SafaError(f"{where}: {name} must be a number or nothing, not {value!r}")
+    if name in ("task", "protocol") and value is None:
+        raise SafaError(f"{where}: there is no {name}")
 
 
 def _parsed(text: str) -> Any:
     if text in ("", "True", "False"):
         return {"": None, "True": True, "False": False}[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        whole = int(text)
+        return whole if abs(whole) <= _LARGEST_WHOLE else float(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:
     """The page of a sweep, from the rows of its table; title and lead are made of what was varied, unless given."""
     if not rows:
         raise SafaError("the sweep has no finished run yet, so there is nothing to report")
+    missing = [name for name in _NEEDED if name not in rows[0]]
+    if missing:
+        raise SafaError(f"this is not the table of a sweep: it has no column {', '.join(missing)}")
     plan = _Plan.of(rows)
     tasks = ", ".join(str(task) for task in _distinct(rows, "task"))
     words = f"{len(rows):,} {'run' if len(rows) == 1 else 'runs'} on {tasks}. {plan.words}"

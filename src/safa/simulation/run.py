@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from safa.errors import SafaError
 from safa.fleet import Faults, Fleet, draw_sizes, draw_speeds, read_column, read_links, read_trace
 from safa.protocol import build
 from safa.records import RoundRecord
@@ -13,7 +14,7 @@ from safa.settings import Settings
 from safa.simulation.causal import causal_rounds
 from safa.simulation.paper import paper_rounds
 
-__all__ = ["make_fleet", "run_rounds"]
+__all__ = ["check_sizes", "make_fleet", "run_rounds"]
 
 _SMALLEST_SHARD = 20
 
@@ -66,10 +67,24 @@ def make_fleet(settings: Settings) -> Fleet:
     )
 
 
+def check_sizes(settings: Settings, fleet: Fleet, samples: int) -> None:
+    """Refuse sizes from a file of a run that trains, if they count more samples than there are.
+
+    Sizes count training and test samples together, as `samples` must. Sizes that are drawn are not held to it: their
+    mean is a property of the simulated devices, which stays when the fleet grows.
+    """
+    total = float(fleet.sizes.sum())
+    if settings.train and settings.sizes and total > samples * (1 + 1e-9):
+        raise SafaError(
+            f"the sizes in {settings.sizes} add up to {total:,.0f} samples, but {settings.task} has {samples:,}; "
+            "train on fewer, or only simulate the rounds"
+        )
+
+
 def run_rounds(settings: Settings, fleet: Fleet | None = None) -> Iterator[RoundRecord]:
     """Simulate a run, a record a round; everything that can be wrong with the settings is found before the first."""
     world = make_fleet(settings) if fleet is None else fleet
-    protocol = build(settings.protocol, world.sizes, settings.values())
+    protocol = build(settings.protocol, world.sizes, settings.values(), settings.protocol_options)
     if settings.clock == "paper":
         return paper_rounds(
             protocol, world, rounds=settings.rounds, seed=settings.seed, estimate_error=settings.estimate_error

@@ -321,7 +321,7 @@ def watch(server: Server, processes: Processes, fleet: Fleet, seconds: float) ->
 
 
 def settle(folder: Path, round_limit_s: float) -> None:
-    """Wait until nothing comes any more, so that whatever was sent is in a round: twice in a row one came to nothing."""
+    """Wait until nothing comes any more, so that whatever was sent is in a round: twice, one came to nothing."""
     log = folder / "server.log"
     said = len(log.read_text())
     deadline = time.monotonic() + 10 * round_limit_s + 60

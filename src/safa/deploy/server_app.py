@@ -44,10 +44,6 @@ def main(grid: Grid, context: Context) -> None:
         except SafaError as problem:
             _log.error("%s", problem)
             raise
-        except OSError as problem:  # most likely the disk
-            where = f" ({problem.filename})" if problem.filename else ""
-            _log.error("the server stopped: %s%s", problem.strerror or problem, where)
-            raise SafaError(f"the server stopped: {problem.strerror or problem}{where}") from None
         except Exception:
             _log.exception("the server stopped")
             raise

@@ -28,9 +28,11 @@ from safa.protocol.fedavg import AVERAGINGS
 from safa.tasks import Task, check_partition, find_task
 from safa.vocabulary import OPTIMISERS, TRAINERS
 
-__all__ = ["CLOCKS", "Settings", "as_toml", "checked", "option", "refuse_unused"]
+__all__ = ["CLOCKS", "FORMAT", "Settings", "as_toml", "checked", "option", "refuse_unused"]
 
 CLOCKS = ("causal", "paper")
+FORMAT = "safa run 1"
+"""What the first line of the config.toml in a run's folder says: what wrote it, and in which format."""
 
 _LARGEST_WHOLE = 2**63 - 1
 
@@ -340,12 +342,16 @@ class Settings:
     def read_toml(path: str | Path) -> dict[str, Any]:
         """The settings that a config file gives, `task` among them, to be passed on to `Settings.of`."""
         try:
-            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
             raise SafaError(f"cannot read {path}: {reason}") from None
         except (ValueError, RecursionError) as problem:  # a number of too many digits, tables too deep
             raise SafaError(f"{path} is not a config file: {problem}") from None
+        made_as = found.pop("format", FORMAT)
+        if made_as != FORMAT:
+            raise SafaError(f"{path} is of a format that this version cannot read: {made_as!r} instead of {FORMAT!r}")
+        return found
 
 
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}

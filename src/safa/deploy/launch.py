@@ -39,7 +39,7 @@ from safa.deploy.options import Options
 from safa.deploy.processes import LOOPBACK, STARTED, SUPERLINK, Kept, Node, Processes, bound, environment, free_port
 from safa.deploy.watch import NODES, REGISTERED, Register, Tell, attend, last_words, problem_of
 from safa.errors import SafaError
-from safa.runs import load_run, new_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, new_folder, write_atomically, write_config
 from safa.settings import Settings
 from safa.tasks import find_task
 
@@ -150,11 +150,13 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
     if link.port:
         check_port(link.host, link.port)
     find_task(settings.task).load()  # data that cannot be had is missed now
+    if (folder / FLOWER).exists() and not (folder / FLOWER / _LINK).is_file():
+        raise SafaError(f"{folder / FLOWER} is there, and this program did not write it; choose another folder")
     new_folder(folder, force=force)
     (folder / FLOWER).mkdir()
     link.write(folder)
     write_atomically(folder / OPTIONS_FILE, options.to_toml().encode())
-    write_atomically(folder / "config.toml", settings.to_toml().encode())
+    write_config(folder, settings)
 
 
 def begin_local(
@@ -199,7 +201,7 @@ class Server:
         self.keys = self.folder / link.keys if link.keys else None  # an absolute path stays what it is
         self.host, self.port = link.host, link.port or free_port()
         self.inner_port = next(port for port in iter(free_port, 0) if port != self.port)
-        self.goes_on = (self.folder / "checkpoint" / "state.safetensors").exists()
+        self.goes_on = has_checkpoint(self.folder)
         self._process: subprocess.Popen[bytes] | None = None
         names = self.folder / NODES, self._flower / REGISTERED
         self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None

@@ -22,22 +22,39 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
+import os
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Never
 
-from safa.deploy.lock import is_held
+from safa.deploy.clock import Steps
+from safa.deploy.lock import in_use, is_held, is_launched
 from safa.deploy.options import FILE as OPTIONS_FILE
 from safa.deploy.options import Options
 from safa.deploy.processes import LOOPBACK, STARTED, SUPERLINK, Kept, Node, Processes, bound, environment, free_port
-from safa.deploy.watch import NODES, REGISTERED, Register, Tell, attend, last_words, problem_of
+from safa.deploy.text import printable
+from safa.deploy.watch import (
+    NODES,
+    REGISTERED,
+    Register,
+    Said,
+    Tell,
+    attend,
+    last_line,
+    last_words,
+    problem_of,
+    registered_in,
+)
 from safa.errors import SafaError
 from safa.runs import load_run, new_folder, write_atomically
 from safa.settings import Settings
@@ -51,12 +68,14 @@ __all__ = [
     "begin_local",
     "check_keys",
     "check_port",
+    "clock_fault",
     "is_loopback",
     "private_key_fault",
     "run_client",
     "run_local",
     "run_server",
     "unreachable",
+    "write_fault",
 ]
 
 FLOWER = "flower"
@@ -68,6 +87,8 @@ _UP_S, _ASK_S = 60.0, 120.0
 _NODES_STOP_S = 1.5
 _KEYS_EVERY_S, _TICK_S = 3.0, 0.25
 _STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
+_TRY_EVERY_S, _TRIAL_BYTES = 5.0, 65_536
+_AHEAD_S, _BEHIND_S = 5.0, 305.0  # how far Flower lets a device's clock be off
 _APP = """[project]
 name = "safa-deployment"
 version = "1.0.0"
@@ -120,12 +141,31 @@ class Link:
     @classmethod
     def read(cls, folder: Path) -> Link:
         """What was kept with a run."""
+        file = folder / FLOWER / _LINK
         try:
-            return cls(**json.loads((folder / FLOWER / _LINK).read_text(encoding="utf-8")))
+            link = cls(**json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise SafaError(f"{folder} holds no run that was deployed: there is no {FLOWER}/{_LINK} in it") from None
-        except (OSError, ValueError, TypeError):
-            raise SafaError(f"{folder / FLOWER / _LINK} cannot be read") from None
+        except OSError as problem:
+            raise SafaError(f"cannot read {file}: {problem.strerror}") from None
+        except (ValueError, TypeError):
+            raise SafaError(f"{file} is damaged; put a copy of it in its place") from None
+        if not link._is_sound():
+            raise SafaError(f"{file} is damaged; put a copy of it in its place")
+        return link
+
+    def _is_sound(self) -> bool:
+        """Whether everything has the type that it must have, wherever it was read from."""
+        pauses = {} if self.pauses is None else self.pauses
+        return (
+            isinstance(self.host, str)
+            and type(self.port) is int
+            and 0 <= self.port < 65536
+            and isinstance(self.keys, str | None)
+            and isinstance(self.local, bool)
+            and isinstance(pauses, dict)
+            and all(isinstance(seconds, int | float) for seconds in pauses.values())
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -149,6 +189,8 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
         check_keys(folder / link.keys)
     if link.port:
         check_port(link.host, link.port)
+    if is_launched(folder):
+        raise SafaError(in_use(folder))
     find_task(settings.task).load()  # data that cannot be had is missed now
     new_folder(folder, force=force)
     (folder / FLOWER).mkdir()
@@ -206,13 +248,17 @@ class Server:
         self._run = ""
         self._held = False
         self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
+        self._try_at = 0.0
+        self.why = ""
+        """Why the run has ended, as far as that is known from outside."""
 
     def open(self) -> None:
         """Start the SuperLink, and wait until it answers. Where the run goes on, it remembers what it knew."""
         if self.keys:
             check_keys(self.keys)
         check_port(self.host, self.port)
-        if not self.goes_on:
+        if not self.goes_on or (self.keys and registered_in(self._flower / REGISTERED) is None):
+            # Without its register, Flower would take every key for one that was revoked; so all are entered anew.
             for old in (*self._flower.glob("state.db*"), self._flower / REGISTERED, self.folder / NODES):
                 old.unlink(missing_ok=True)
         home = self._flower / "home"
@@ -224,7 +270,9 @@ class Server:
         deadline = time.monotonic() + _UP_S
         while unreachable(f"{LOOPBACK}:{self.inner_port}", None):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SafaError(f"Flower's SuperLink did not start; {self._flower / _LINK_LOG} says more")
+                log = self._flower / _LINK_LOG
+                reason = write_fault(self._flower) or last_line(log)
+                raise SafaError(f"Flower's SuperLink did not start{reason and f': {reason}'}; {log} says more")
             time.sleep(0.1)
 
     def _command(self) -> list[str]:
@@ -252,22 +300,40 @@ class Server:
         self._run, self._ask_at = str(answer["run-id"]), time.monotonic() + _STATUS_FIRST_S
 
     def is_over(self) -> bool:
-        """Whether the run has ended, well or not.
+        """Whether the run has ended, well or not; `why` says what is known of it.
 
         A server app that is killed lets go of the folder. Flower notices a minute later, and is asked only now and
-        then, since that is a second of work, for the sake of an app that never came so far.
+        then, since that is a second of work, for the sake of an app that never came so far. On a full disk everybody
+        waits for everybody: the run is stopped instead.
         """
-        if self._process is None or self._process.poll() is not None:
-            return True
+        self.why = self.why or self._link_fault() or self._app_fault() or self._disk_fault() or self._status_fault()
+        return bool(self.why)
+
+    def _link_fault(self) -> str:
+        code = self._process.poll() if self._process else 0
+        if code is None:
+            return ""
+        said = last_line(self._flower / _LINK_LOG)
+        return write_fault(self._flower) or f"the SuperLink {ending(code)}{said and f'; its log ends with: {said}'}"
+
+    def _app_fault(self) -> str:
         held = is_held(self.folder)
-        if self._held and not held:
-            return True
-        self._held = held
+        ended, self._held = self._held and not held, held
+        return (write_fault(self.folder) or "the server app was killed, or stopped by Flower") if ended else ""
+
+    def _disk_fault(self) -> str:
+        if time.monotonic() < self._try_at:
+            return ""
+        self._try_at = time.monotonic() + _TRY_EVERY_S
+        return write_fault(self.folder)
+
+    def _status_fault(self) -> str:
         if time.monotonic() < self._ask_at:
-            return False
+            return ""
         (listed,) = self.flwr(["ls", _CONNECTION, "--run-id", self._run])
         self._ask_at, self._ask_every = time.monotonic() + self._ask_every, min(2 * self._ask_every, _STATUS_LAST_S)
-        return any(run["status"].startswith("finished") for run in listed.get("runs", []))
+        ended = [run["status"] for run in listed.get("runs", []) if run["status"].startswith("finished")]
+        return f"Flower says of the server app: {printable(ended[0])}" if ended else ""
 
     def flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
         """What `flwr` answers to some commands. All go to one process, because that takes a second to start."""
@@ -285,6 +351,24 @@ class Server:
             except ValueError:
                 answers.append({"error-message": text.strip() or errors.strip()})
         return answers
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
+
+
+def write_fault(folder: Path) -> str:
+    """Why nothing can be written into a folder, or ""."""
+    trial = folder / f".trial-{os.getpid()}"
+    try:
+        trial.write_bytes(bytes(_TRIAL_BYTES))
+    except OSError as problem:
+        return f"{folder} cannot be written: {problem.strerror}"
+    finally:
+        with suppress(OSError):
+            trial.unlink(missing_ok=True)
+    return ""
 
 
 def _quoted(path: Path) -> str:
@@ -350,6 +434,7 @@ def run_client(node: Node, tell: Callable[[str], object]) -> Never:
     """Keep the SuperNode of a client running until this process is stopped; tell every start, end and fault."""
     with Processes(environment(node.folder)) as processes:
         kept = keep(node, processes, tell)
+        said = Said(node.log)
         seen = None
         try:
             while True:
@@ -359,6 +444,10 @@ def run_client(node: Node, tell: Callable[[str], object]) -> Never:
                     fault = unreachable(node.server, node.ca) if seen else ""
                     if fault:
                         tell(f"{node.name} cannot reach {node.server} yet: {fault}")
+                    elif seen and node.key and (fault := clock_fault(node.server, node.ca)):
+                        tell(f"{node.name}'s clock is {fault}")
+                for line in said.look():
+                    tell(f"{node.name} tells the server: {line}")
                 time.sleep(_TICK_S)
         finally:
             processes.stop([kept.process] if kept.process else [], patience_s=_NODES_STOP_S)
@@ -381,6 +470,29 @@ def unreachable(server: str, ca: Path | None) -> str:
     return ""
 
 
+def clock_fault(server: str, ca: Path | None) -> str:
+    """How far this machine's clock is off, where that is too far for Flower to take a device's signature, or ""."""
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    context = ssl.create_default_context(cafile=str(ca)) if ca else None
+    door = HTTPSConnection(host, int(port), timeout=5, context=context) if context else HTTPConnection(host, int(port))
+    try:
+        began = time.time()
+        door.request("HEAD", "/")
+        theirs = parsedate_to_datetime(door.getresponse().headers["Date"]).timestamp()
+        ahead_s = (began + time.time()) / 2 - (theirs + 0.5)  # it tells whole seconds
+    except (OSError, HTTPException, TypeError, ValueError):
+        return ""  # it does not tell the time
+    finally:
+        door.close()
+    if -_BEHIND_S <= ahead_s <= _AHEAD_S:
+        return ""
+    off = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the server's"
+    return (
+        f"{off}; Flower takes a device that is up to {_AHEAD_S:.0f} s ahead or {_BEHIND_S:.0f} s behind: set it by NTP"
+    )
+
+
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +509,7 @@ def run_local(folder: Path, tell: Tell) -> None:
                 node.tick()
 
         try:
-            attend(folder, settings, tell, start=server.submit, over=server.is_over, also=look, kind="local")
+            _attend(folder, server, settings, tell, also=look, kind="local")
         finally:  # the nodes before the SuperLink, so that it hears of their end and takes them back at once
             processes.kill_server_app()
             processes.stop([node.process for node in nodes if node.process], patience_s=_NODES_STOP_S)
@@ -409,16 +521,34 @@ def run_server(folder: Path, tell: Tell) -> None:
     with Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
         server = _opened(processes, folder, link, tell)
         tell(f"listening on {server.host}, port {server.port}")
-        looked = time.monotonic()
+        looked, steps = time.monotonic(), Steps()
 
         def look() -> None:
             nonlocal looked
+            step = steps.look()
+            if step:
+                tell(f"warning: {step}")
             if server.register and time.monotonic() - looked >= _KEYS_EVERY_S:
                 for line in server.register.look():
                     tell(line)
                 looked = time.monotonic()
 
-        attend(folder, settings, tell, start=server.submit, over=server.is_over, also=look, kind="server")
+        _attend(folder, server, settings, tell, also=look, kind="server")
+
+
+def _attend(
+    folder: Path, server: Server, settings: Settings, tell: Tell, *, also: Callable[[], None], kind: str
+) -> None:
+    attend(
+        folder,
+        settings,
+        tell,
+        start=server.submit,
+        over=server.is_over,
+        also=also,
+        kind=kind,
+        why=lambda: server.why,
+    )
 
 
 def _opened(processes: Processes, folder: Path, link: Link, tell: Tell) -> Server:

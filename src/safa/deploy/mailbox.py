@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mailbox"]
 
-_INVITATION_TTL_S = 120.0
+_INVITATION_TTL_S = 3600.0  # more than clocks may differ; who has not answered is asked again long before
 _PATIENCE_S = 600.0  # for the next piece of a reply: a slow device announces it long before it has sent all of it
 _SLACK_BYTES = 1_000_000  # for all that is not numbers
 _MOST_OBJECTS = 20_000

@@ -16,10 +16,13 @@ from safa.deploy.wire import KINDS
 from safa.errors import SafaError
 from safa.settings import Settings, as_toml, checked, option
 
-__all__ = ["FILE", "Options"]
+__all__ = ["EXPEL", "FILE", "Options"]
 
 FILE = "deploy.toml"
 """Where they stand in the folder of a run."""
+
+EXPEL = "expel.json"
+"""In the folder of a run: the names of clients to be expelled, as JSON. The server takes it away once it is done."""
 
 _FLEET, _WIRE, _SCREEN = "the devices", "the wire", "screening"
 

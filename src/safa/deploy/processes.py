@@ -210,6 +210,8 @@ def environment(home: Path) -> dict[str, str]:
 def superlink() -> None:
     """The program of `SUPERLINK`: Flower's own. Its inner door serves everything, the outer one devices alone."""
     flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    importlib.import_module("flwr.superlink.routers.fleet.node_auth")
+    importlib.import_module("safa.deploy.clock").steady_flower(begins=True)
     uvicorn = flower.uvicorn
     outer = sys.argv[1], int(sys.argv[2])
     sys.argv[:3] = ["flower-superlink"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from safa.deploy.clock import steady_flower
 from safa.deploy.conductor import Conductor
 from safa.deploy.letters import Failure
 from safa.deploy.lock import hold
@@ -34,6 +35,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the deployment to its end."""
     end_with_parent()
+    steady_flower()
     folder = Path(str(context.run_config["folder"]))
     with hold(folder), _logged(folder):
         try:

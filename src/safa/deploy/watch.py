@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safa.deploy.roster import name_fault
+from safa.deploy.text import printable
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.runs import write_atomically
@@ -23,12 +24,15 @@ __all__ = [
     "PARDONS",
     "REGISTERED",
     "Register",
+    "Said",
     "Tell",
     "attend",
     "finished_rounds",
     "follow",
+    "last_line",
     "last_words",
     "problem_of",
+    "registered_in",
 ]
 
 Tell = Callable[[RoundRecord | str], object]
@@ -48,10 +52,14 @@ _MEANS = {
     "code: 2001": "the server wants a key",
     "code: 2004": "the server does not know this key, or takes it to be connected still",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not to be trusted",
+    "401": "the server does not take its signature: its key is another's, or its clock is not the server's",
 }
 _ROUNDS, _SUMMARY, _CHECKPOINT = "rounds.jsonl", "summary.json", "checkpoint"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
 _COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
+_SAID = re.compile(r"WARNING\s*:\s+To the server: (.+)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Flower's log is coloured
+_ERRORS = ("error: ", "critical: ")
 _PAUSE_S, _TIDY_S = 0.25, 2.0
 
 
@@ -90,10 +98,11 @@ def follow(
                 grave = _GRAVE.match(line)
                 comes = _COMES.match(line)
                 if grave:
-                    yield f"{grave[1].lower()}: {grave[2]}"
+                    yield f"{grave[1].lower()}: {printable(grave[2])}"
                 elif comes:
-                    yield comes[1]
-            yield from map(RoundRecord.from_json, rounds.lines())
+                    yield printable(comes[1])
+            for line in rounds.lines():
+                yield _round(line)
             if last:
                 return
             last = (folder / _SUMMARY).exists() or over()  # and then look once more
@@ -101,6 +110,14 @@ def follow(
                 sleep(_PAUSE_S)
 
     return events()
+
+
+def _round(line: str) -> RoundRecord | str:
+    """A round from its line, or a warning that this is none."""
+    try:
+        return RoundRecord.from_json(line)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return f"warning: a line of {_ROUNDS} is damaged"
 
 
 def finished_rounds(folder: Path) -> int:
@@ -118,11 +135,13 @@ def attend(
     over: Callable[[], bool],
     also: Callable[[], None],
     kind: str,
+    why: Callable[[], str] = lambda: "",
 ) -> None:
     """Stay with a run to its end, and tell what happens. That its server stopped before the end is an error.
 
     `start` starts the server, `over` says whether it has stopped, and `also` is done a few times a second, for the
-    first time before the start. `kind` is the word for the command that goes on with such a run.
+    first time before the start. `kind` is the word for the command that goes on with such a run. Why it stopped is the
+    last error in its log; where it could not write one, `why` says what is known.
     """
 
     def tended() -> bool:
@@ -132,29 +151,58 @@ def attend(
     events = follow(folder, tended)
     also()
     start()
+    error = ""
     for event in events:
+        if isinstance(event, str) and event.startswith(_ERRORS):
+            error = event.partition(": ")[2]
         tell(event)
     if not (folder / _SUMMARY).exists():
-        done = finished_rounds(folder)
+        done, reason = finished_rounds(folder), error or why()
         log = next((log for log in (folder / LOG, folder / "flower" / "superlink.log") if log.exists()), folder)
-        stopped = f"the server stopped after round {done} of {settings.rounds} ({log} says more)"
-        raise SafaError(f"{stopped}; safa deploy {kind} --resume {folder} goes on")
+        stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"
+        raise SafaError(f"{stopped} ({log} says more); safa deploy {kind} --resume {folder} goes on")
     deadline = time.monotonic() + _TIDY_S
     while (folder / _CHECKPOINT).exists() and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)
 
 
+class Said:
+    """What a client app tells the server that went wrong, found in the log of its SuperNode; each once in a row."""
+
+    def __init__(self, log: Path) -> None:
+        self._tail, self._last = _Tail(log), ""
+
+    def look(self) -> list[str]:
+        """What was told since the last look."""
+        new = []
+        for line in self._tail.lines():
+            said = _SAID.match(_COLOURS.sub("", line))
+            if said and said[1] != self._last:
+                self._last = said[1]
+                new.append(printable(said[1]))
+        return new
+
+
 def last_words(log: Path) -> str:
     """Why a SuperNode ended, as far as the end of its log says."""
+    failed = _FAILED.search(_end(log).rpartition(_BEGINS)[2])
+    said = failed[1].strip() if failed else ""
+    return next((meaning for mark, meaning in _MEANS.items() if mark in said), printable(said))
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty."""
+    lines = [line.strip() for line in _COLOURS.sub("", _end(log)).splitlines()]
+    return printable(next((line for line in reversed(lines) if line), ""))
+
+
+def _end(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
-            text = file.read().decode(errors="replace").rpartition(_BEGINS)[2]
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
-    failed = _FAILED.search(text)
-    said = failed[1].strip() if failed else ""
-    return next((meaning for mark, meaning in _MEANS.items() if mark in said), said)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -182,7 +230,7 @@ class Register:
         """Compare the folder with what is registered, and put it right; what there is to tell."""
         first = self._known is None
         if self._known is None:
-            self._known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+            self._known = registered_in(self._file) or {}
         if not self._folder.is_dir():
             return []
         known, there = self._known, self._keys()
@@ -191,7 +239,7 @@ class Register:
         self._gone = gone
         new = {name: key for name, key in there.items() if name not in known and self._hopeless.get(name) != key}
         told += self._enter(known, new)
-        if gone or new or not self._nodes.exists():
+        if first or gone or new or not self._nodes.exists():
             write_atomically(self._file, json.dumps(known, indent=2).encode())
             names = {entry["node"]: name for name, entry in known.items()}
             write_atomically(self._nodes, json.dumps(names, indent=2).encode())
@@ -231,6 +279,15 @@ class Register:
                 told.append(f"the key of {name} is not taken yet: {problem_of(answer)}")
         self._hopeless |= {name: new[name] for name, fault in faults.items() if fault}
         return told + [f"the key of {name} is not taken: {fault}" for name, fault in faults.items() if fault]
+
+
+def registered_in(file: Path) -> dict[str, dict[str, str]] | None:
+    """By name, the node and the key of those that are registered; None where the file does not say."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(name): {"node": str(int(of["node"])), "key": str(of["key"])} for name, of in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _key_fault(key: str) -> str | None:

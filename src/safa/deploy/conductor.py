@@ -110,10 +110,12 @@ class Conductor:
 
     def _take_up(self, run: Run, now: float) -> RunWriter:
         """Go on from the last checkpoint, if there is one."""
-        notes, state = run.checkpoint_with_notes()
+        found = run.load_checkpoint()
         if run.summary is not None:
             raise SafaError(f"the run in {self.folder} came to its end; there is nothing to take up")
-        done = int(notes.get("rounds", 0))
+        done, notes, state = found.rounds, found.notes, found.state
+        for problem in found.problems:
+            _log.warning("%s", problem)
         if done:
             kept = json.loads(notes["conductor"])
             restore_protocol(self.protocol, state, notes["protocol"])

@@ -15,7 +15,7 @@ from safa.deploy.roster import name_fault
 from safa.deploy.text import printable
 from safa.errors import SafaError
 from safa.records import RoundRecord
-from safa.runs import write_atomically
+from safa.runs import has_checkpoint, write_atomically
 from safa.settings import Settings
 
 __all__ = [
@@ -54,7 +54,7 @@ _MEANS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not to be trusted",
     "401": "the server does not take its signature: its key is another's, or its clock is not the server's",
 }
-_ROUNDS, _SUMMARY, _CHECKPOINT = "rounds.jsonl", "summary.json", "checkpoint"
+_ROUNDS, _SUMMARY = "rounds.jsonl", "summary.json"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
 _COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
 _SAID = re.compile(r"WARNING\s*:\s+To the server: (.+)")
@@ -162,7 +162,7 @@ def attend(
         stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"
         raise SafaError(f"{stopped} ({log} says more); safa deploy {kind} --resume {folder} goes on")
     deadline = time.monotonic() + _TIDY_S
-    while (folder / _CHECKPOINT).exists() and time.monotonic() < deadline:  # the server clears it away last
+    while has_checkpoint(folder) and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)
 
 

@@ -52,7 +52,7 @@ def test_a_run_goes_on_while_the_servers_clock_is_set_back_and_forth(tmp_path: P
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     make_keys(tmp_path / "keys", hosts=[], clients=["c0", "c1"])
     clock = FakeClock(tmp_path)
-    given = ("--clients", "2", "--rounds", "8", "--fraction", "1", "--epochs", "1", "--start-with", "2", "--poll", "0.2")
+    given = ("--clients", "2", "--rounds", "8", "--fraction", "1", "--epochs", "1", "--start-with", "2")
     where = ("--host", "127.0.0.1", "--port", port, "--keys", str(tmp_path / "keys"), "--out", str(run))
     command = [sys.executable, "-m", "safa", "deploy", "server", "boston", *given, *where]
     with stage() as processes:

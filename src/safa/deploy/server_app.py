@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flwr.app import Context
@@ -44,8 +44,11 @@ def main(grid: Grid, context: Context) -> None:
         except SafaError as problem:
             _log.error("%s", problem)
             raise
-        except Exception:
-            _log.exception("the server stopped")
+        except SystemExit:
+            _log.error("Flower stopped the server app: the run was stopped, or its SuperLink took it for dead")
+            raise
+        except Exception as problem:  # Flower writes the traceback to its own log
+            _log.error("%s", _why(problem))
             raise
 
 
@@ -68,10 +71,25 @@ def conduct(conductor: Conductor, grid: Grid) -> None:
         conductor.stop()
 
 
+def _why(problem: Exception) -> str:
+    """Why the server stops, in a sentence."""
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"cannot read or write {problem.filename or 'the folder of the run'}: {problem.strerror}"
+    said = str(problem).strip().partition("\n")[0]
+    return f"the server app failed with a {type(problem).__name__}{said and f': {said}'}"
+
+
+class _Handler(logging.FileHandler):
+    """Writes to the log as long as it can be written; that it cannot is no reason to print tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Let it be."""
+
+
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Write what happens to the folder's log, besides Flower's own."""
-    handler = logging.FileHandler(folder / LOG, encoding="utf-8")
+    handler = _Handler(folder / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     handler.formatter.converter = time.gmtime  # type: ignore[union-attr]
     _log.addHandler(handler)
@@ -80,4 +98,5 @@ def _logged(folder: Path) -> Iterator[None]:
         yield
     finally:
         _log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -13,7 +13,7 @@ from safa.deploy.processes import Processes, free_port
 from tests.deploy.real import records, safa, stage, wait_for
 
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/opt/homebrew/lib")
-_SLEEP = """# libfaketime 0.9.10 cannot do clock_nanosleep without faking the monotonic clock, too; Python's sleep is that
+_SLEEP = """# Where libfaketime 0.9.10 leaves the monotonic clock alone, clock_nanosleep fails, which is Python's sleep.
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
@@ -62,7 +62,8 @@ def test_a_run_goes_on_while_the_servers_clock_is_set_back_and_forth(tmp_path: P
         for seen, ahead_s in ((2, 900), (4, 0), (6, -900)):
             wait_for(lambda: len(records(run)) >= seen, server, log=log)  # noqa: B023
             clock.set(ahead_s)
-        assert server.wait(150) == 0, log.read_text()
+        wait_for(lambda: server.poll() is not None, log=log)
+    assert server.returncode == 0, log.read_text()
     rounds = records(run)
     assert [record.round for record in rounds] == list(range(1, 9))
     assert all(len(record.picked) == 2 for record in rounds), "nobody was lost or refused"

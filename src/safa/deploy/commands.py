@@ -202,8 +202,8 @@ def _is_finished(folder: Path, kind: str) -> bool:
     from safa.deploy.launch import Link
 
     run = load_run(folder)
-    Options.read(folder / OPTIONS_FILE)  # that it is damaged is to be said now
     begun_with = "local" if Link.read(folder).local else "server"
+    Options.read(folder / OPTIONS_FILE)  # that it is damaged is to be said now
     if begun_with != kind:
         raise SafaError(f"the run in {folder} was begun with safa deploy {begun_with}, and goes on with that only")
     return run.summary is not None

@@ -84,7 +84,7 @@ FLOWER = "flower"
 _CONNECTION = "safa"
 _LINK, _LINK_LOG = "link.json", "superlink.log"
 _UP_S, _ASK_S = 60.0, 120.0
-_NODES_STOP_S = 1.5
+_NODES_STOP_S, _CLEARED_UP_S = 1.5, 6.0
 _KEYS_EVERY_S, _TICK_S = 3.0, 0.25
 _STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
 _TRY_EVERY_S, _TRIAL_BYTES = 5.0, 65_536
@@ -256,7 +256,7 @@ class Server:
         """Start the SuperLink, and wait until it answers. Where the run goes on, it remembers what it knew."""
         if self.keys:
             check_keys(self.keys)
-        check_port(self.host, self.port)
+        self._wait_for_port()
         if not self.goes_on or (self.keys and registered_in(self._flower / REGISTERED) is None):
             # Without its register, Flower would take every key for one that was revoked; so all are entered anew.
             for old in (*self._flower.glob("state.db*"), self._flower / REGISTERED, self.folder / NODES):
@@ -273,6 +273,17 @@ class Server:
                 log = self._flower / _LINK_LOG
                 reason = write_fault(self._flower) or last_line(log)
                 raise SafaError(f"Flower's SuperLink did not start{reason and f': {reason}'}; {log} says more")
+            time.sleep(0.1)
+
+    def _wait_for_port(self) -> None:
+        """Where a server was killed a moment ago, its port is free only when its guardian has cleared up."""
+        deadline = time.monotonic() + _CLEARED_UP_S
+        while True:
+            try:
+                return check_port(self.host, self.port)
+            except SafaError:
+                if not self.goes_on or time.monotonic() > deadline:
+                    raise
             time.sleep(0.1)
 
     def _command(self) -> list[str]:

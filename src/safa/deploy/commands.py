@@ -16,7 +16,7 @@ from rich.console import Console
 
 from safa.arguments import add_options, add_settings, given_options, given_settings, settings_of
 from safa.deploy.options import Options
-from safa.deploy.processes import Node, environment
+from safa.deploy.processes import Node, environment, private_files
 from safa.deploy.roster import name_fault
 from safa.errors import SafaError
 from safa.records import RoundRecord
@@ -283,7 +283,8 @@ def _client(arguments: argparse.Namespace) -> None:
     ca, key = _trust(arguments)
     state = Path(arguments.state).resolve()
     try:
-        (state / FLOWER).mkdir(parents=True, exist_ok=True)
+        with private_files():
+            (state / FLOWER).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SafaError(f"cannot make the folder {state}: {problem.strerror}") from None
     node = Node(

@@ -26,7 +26,7 @@ from safa.arguments import (
 from safa.deploy.lock import alone, hold_launcher, is_launched
 from safa.deploy.options import EXPEL, Options
 from safa.deploy.options import FILE as OPTIONS_FILE
-from safa.deploy.processes import Node, environment
+from safa.deploy.processes import Node, environment, private_files
 from safa.deploy.roster import name_fault
 from safa.deploy.text import printable
 from safa.errors import SafaError
@@ -353,7 +353,8 @@ def _client(arguments: argparse.Namespace) -> None:
     ca, key = _trust(arguments)
     state = Path(arguments.state).resolve()
     try:
-        (state / FLOWER).mkdir(parents=True, exist_ok=True)
+        with private_files():
+            (state / FLOWER).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SafaError(f"cannot make the folder {state}: {problem.strerror}") from None
     node = Node(

@@ -13,7 +13,7 @@ Everything of Flower's lies in RUN/flower/:
 
 **Two doors.** Flower's SuperLink serves devices and operator on one port, and asks only devices for a key: who reaches
 that port could register a key of his own, or have his own code run on the server. So it gets two doors (see
-`safa.deploy.processes.superlink`). Devices come in by the port that was asked for, and find there what is for devices,
+`safa.deploy.gate`). Devices come in by the port that was asked for, and find there what is for devices,
 nothing else. The rest is served on a second port, on the loopback interface alone.
 """
 
@@ -37,11 +37,23 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Never
 
+from safa.deploy.app import write_app
 from safa.deploy.clock import Steps
 from safa.deploy.lock import in_use, is_held, is_launched
 from safa.deploy.options import FILE as OPTIONS_FILE
 from safa.deploy.options import Options
-from safa.deploy.processes import LOOPBACK, STARTED, SUPERLINK, Kept, Node, Processes, bound, environment, free_port
+from safa.deploy.processes import (
+    LOOPBACK,
+    STARTED,
+    SUPERLINK,
+    Kept,
+    Node,
+    Processes,
+    bound,
+    environment,
+    free_port,
+    private_files,
+)
 from safa.deploy.text import printable
 from safa.deploy.watch import (
     NODES,
@@ -83,31 +95,13 @@ FLOWER = "flower"
 
 _CONNECTION = "safa"
 _LINK, _LINK_LOG = "link.json", "superlink.log"
+_OWN = 0o700  # a folder that is for its owner alone
 _UP_S, _ASK_S = 60.0, 120.0
 _NODES_STOP_S, _CLEARED_UP_S = 1.5, 6.0
 _KEYS_EVERY_S, _TICK_S = 3.0, 0.25
 _STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
 _TRY_EVERY_S, _TRIAL_BYTES = 5.0, 65_536
 _AHEAD_S, _BEHIND_S = 5.0, 305.0  # how far Flower lets a device's clock be off
-_APP = """[project]
-name = "safa-deployment"
-version = "1.0.0"
-description = "A run of safa deploy."
-license = {{file = "LICENSE"}}
-dependencies = ["flwr>=1.41,<2"]
-
-[tool.flwr.app]
-publisher = "safa"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "safa.deploy.server_app:app"
-clientapp = "safa.deploy.client_app:app"
-
-[tool.flwr.app.config]
-folder = {folder}
-"""
 _FLWR = """
 import json, sys
 from flwr.cli.app import app
@@ -193,10 +187,12 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
         raise SafaError(in_use(folder))
     find_task(settings.task).load()  # data that cannot be had is missed now
     new_folder(folder, force=force)
-    (folder / FLOWER).mkdir()
-    link.write(folder)
-    write_atomically(folder / OPTIONS_FILE, options.to_toml().encode())
-    write_atomically(folder / "config.toml", settings.to_toml().encode())
+    folder.chmod(_OWN)
+    with private_files():
+        (folder / FLOWER).mkdir()
+        link.write(folder)
+        write_atomically(folder / OPTIONS_FILE, options.to_toml().encode())
+        write_atomically(folder / "config.toml", settings.to_toml().encode())
 
 
 def begin_local(
@@ -221,7 +217,8 @@ def begin_local(
     link = Link(host=LOOPBACK, port=0, keys=keys, local=True, pauses=dict(pauses or {}))
     begin(folder, settings, options, link, force=force)
     if keys:
-        make_keys(folder / keys, hosts=[], clients=names)
+        with private_files():
+            make_keys(folder / keys, hosts=[], clients=names)
 
 
 def _local_names(settings: Settings) -> list[str]:
@@ -257,6 +254,8 @@ class Server:
         if self.keys:
             check_keys(self.keys)
         self._wait_for_port()
+        with suppress(PermissionError):
+            self.folder.chmod(_OWN)  # one that an earlier version has made is open to all
         if not self.goes_on or (self.keys and registered_in(self._flower / REGISTERED) is None):
             # Without its register, Flower would take every key for one that was revoked; so all are entered anew.
             for old in (*self._flower.glob("state.db*"), self._flower / REGISTERED, self.folder / NODES):
@@ -302,9 +301,7 @@ class Server:
             runs = [run["run-id"] for run in listed.get("runs", []) if not run["status"].startswith("finished")]
             self.flwr(*(["stop", run, _CONNECTION] for run in runs))
         app = self._flower / "app"
-        app.mkdir(exist_ok=True)
-        (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
-        (app / "pyproject.toml").write_text(_APP.format(folder=_quoted(self.folder)), encoding="utf-8")
+        write_app(app, run=self.folder)
         (answer,) = self.flwr(["run", str(app), _CONNECTION])
         if not answer.get("run-id"):
             raise SafaError(f"Flower did not take the run: {problem_of(answer)}")
@@ -443,7 +440,7 @@ def keep(node: Node, processes: Processes, tell: Callable[[str], object], *, sta
 
 def run_client(node: Node, tell: Callable[[str], object]) -> Never:
     """Keep the SuperNode of a client running until this process is stopped; tell every start, end and fault."""
-    with Processes(environment(node.folder)) as processes:
+    with private_files(), Processes(environment(node.folder)) as processes:
         kept = keep(node, processes, tell)
         said = Said(node.log)
         seen = None
@@ -510,7 +507,7 @@ def clock_fault(server: str, ca: Path | None) -> str:
 def run_local(folder: Path, tell: Tell) -> None:
     """Run the trial that `begin_local` has prepared, or go on with it, with all of its clients on this machine."""
     settings, link = load_run(folder).settings, Link.read(folder)
-    with Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
+    with private_files(), Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
         server = _opened(processes, folder, link, tell)
         nodes = [keep(node, processes, tell, starts=False) for node in _local_nodes(server, settings, link)]
         tell(f"{len(nodes)} clients are started; each takes some seconds, and so does every update")
@@ -529,7 +526,7 @@ def run_local(folder: Path, tell: Tell) -> None:
 def run_server(folder: Path, tell: Tell) -> None:
     """Run the server of the run that `begin` has prepared, or go on with it; its clients are elsewhere."""
     settings, link = load_run(folder).settings, Link.read(folder)
-    with Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
+    with private_files(), Processes(environment(folder.resolve() / FLOWER / "home")) as processes:
         server = _opened(processes, folder, link, tell)
         tell(f"listening on {server.host}, port {server.port}")
         looked, steps = time.monotonic(), Steps()

@@ -58,7 +58,7 @@ def conduct(conductor: Conductor, grid: Grid) -> None:
     mailbox = Mailbox(grid, max_bytes=conductor.screening.screen.max_bytes, ttl_s=options.ttl_s)
     try:
         while not conductor.finished:
-            conductor.observe(grid.get_node_ids(), now=time.time())
+            conductor.observe(mailbox.nodes(), now=time.time())
             for post, answer in mailbox.collect():
                 conductor.hear(post, answer, now=time.time())
             conductor.tick(now=time.time())

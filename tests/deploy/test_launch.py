@@ -304,6 +304,8 @@ def test_the_last_words_of_a_supernode(tmp_path: Path) -> None:
     said = "INFO : Starting Flower SuperNode\nFailed to initialize the connection to the SuperLink.\n"
     log.write_text(f"{said}[code: 2001] SuperNode authentication is enabled.\n")
     assert last_words(log) == "the server wants a key"
+    log.write_text("INFO : Starting Flower SuperNode\nINFO : SuperNode terminated gracefully.\nINFO: Shutting down\n")
+    assert last_words(log) == "the server does not take its signature: is its clock right, and its key not revoked?"
     log.write_text(f"{said}something new\n")
     assert last_words(log) == "something new"
     log.write_text(f"{said}[code: 2004] Failed.\nINFO : Starting Flower SuperNode\nINFO : terminated gracefully\n")

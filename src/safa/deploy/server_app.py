@@ -24,7 +24,7 @@ from safa.deploy.orphan import end_with_parent
 from safa.deploy.watch import LOG
 from safa.errors import SafaError
 
-__all__ = ["app", "conduct"]
+__all__ = ["app", "conduct", "serve"]
 
 _log = logging.getLogger("safa.deploy")
 
@@ -36,7 +36,11 @@ def main(grid: Grid, context: Context) -> None:
     """Run the deployment to its end."""
     end_with_parent()
     steady_flower()
-    folder = Path(str(context.run_config["folder"]))
+    serve(Path(str(context.run_config["folder"])), grid)
+
+
+def serve(folder: Path, grid: Grid) -> None:
+    """Run the deployment of a folder to its end; where that fails, the folder's log says why in one line."""
     with hold(folder), _logged(folder):
         try:
             conductor = Conductor(folder, now=time.time())

@@ -52,8 +52,9 @@ _MEANS = {
     "code: 2001": "the server wants a key",
     "code: 2004": "the server does not know this key, or takes it to be connected still",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not to be trusted",
-    "401": "the server does not take its signature: its key is another's, or its clock is not the server's",
 }
+_UNTOLD = "SuperNode terminated gracefully"  # so it says where the server answers with 401
+_REFUSED = "the server does not take its signature: is its clock right, and its key not revoked?"
 _ROUNDS, _SUMMARY = "rounds.jsonl", "summary.json"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
 _COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
@@ -185,7 +186,10 @@ class Said:
 
 def last_words(log: Path) -> str:
     """Why a SuperNode ended, as far as the end of its log says."""
-    failed = _FAILED.search(_end(log).rpartition(_BEGINS)[2])
+    text = _end(log).rpartition(_BEGINS)[2]
+    failed = _FAILED.search(text)
+    if failed is None and _UNTOLD in text:
+        return _REFUSED
     said = failed[1].strip() if failed else ""
     return next((meaning for mark, meaning in _MEANS.items() if mark in said), printable(said))
 

@@ -1,0 +1,149 @@
+"""Disks that are full and folders that cannot be written: no round is lost, and a sentence says why it stopped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from safa.deploy import server_app
+from safa.deploy.conductor import Conductor
+from safa.deploy.processes import Processes, free_port
+from safa.deploy.watch import LOG
+from safa.runs import load_run
+from tests.deploy.real import records, safa, stage, wait_for
+from tests.deploy.stage import Stage, apart, fed_again
+
+FULL = "No space left on device"
+
+
+class Disk:
+    """A small disk that can be filled to the last byte."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ballast = folder / "ballast"
+
+    def fill(self) -> None:
+        with self._ballast.open("ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Disk]:
+    """A tmpfs of its own; that needs root, and a kernel that lets it mount."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_full_disks_of_devices_and_of_the_server_cost_no_round(tmp_path: Path) -> None:
+    log, port = tmp_path / "log", str(free_port())
+    with small_disk(tmp_path / "devices", 1) as devices, small_disk(tmp_path / "server", 32) as server_disk:
+        run = server_disk.folder / "run"
+        given = ("--clients", "2", "--rounds", "6", "--epochs", "1", "--fraction", "1", "--start-with", "2")
+        where = ("--insecure", "--host", "127.0.0.1", "--port", port, "--out", str(run))
+        with stage() as processes:
+            server = safa(processes, log, "deploy", "server", "boston", *given, *where)
+            terminals = [_client(processes, tmp_path, devices.folder, part, port) for part in range(2)]
+            wait_for(lambda: len(records(run)) >= 1, server, log=log)
+
+            devices.fill()
+            wait_for(lambda: (run / LOG).read_text().count(FULL) >= 4, server, log=log)
+            done = len(records(run))
+            assert done <= 3, "of the two rounds that were open or about to be, no more"
+            wait_for(lambda: (run / LOG).read_text().count(FULL) >= 6, server, log=log)
+            assert len(records(run)) == done, "a round that picks nobody is not a round"
+            for terminal in terminals:
+                wait_for(lambda: f"cannot write {devices.folder}" in terminal.read_text(), log=terminal)  # noqa: B023
+            devices.free()
+            wait_for(lambda: len(records(run)) > done, server, log=log)
+
+            server_disk.fill()
+            wait_for(lambda: server.poll() is not None, log=log)
+            assert server.returncode == 2
+            told = log.read_text().splitlines()[-1]
+            assert told.startswith("safa: the server stopped after round ")
+            assert FULL in told
+            assert f"--resume {run} goes on" in told
+            done = len(records(run))
+            again = safa(processes, log, "deploy", "server", "--resume", str(run))
+            assert again.wait(60) == 2, "it is still full"
+            assert FULL in log.read_text().splitlines()[-1]
+            assert len(records(run)) == done
+            server_disk.free()
+            server = safa(processes, log, "deploy", "server", "--resume", str(run))
+            wait_for(lambda: server.poll() is not None, log=log)
+            assert server.returncode == 0, log.read_text()
+        assert "Traceback" not in log.read_text() + (run / LOG).read_text()
+        finished = load_run(run)
+        rounds = list(finished.records())
+        assert [record.round for record in rounds] == list(range(1, 7))
+        assert all(len(record.picked) for record in rounds)
+        assert apart(fed_again(finished), finished.model()) <= 1e-6
+
+
+def _client(processes: Processes, folder: Path, disk: Path, part: int, port: str) -> Path:
+    """Its state is on the disk, and all that Flower writes is elsewhere; where it is told what happens."""
+    name, terminal = f"c{part}", folder / f"c{part}.log"
+    (disk / name).mkdir()
+    (folder / f"{name}-flower").mkdir()
+    (disk / name / "flower").symlink_to(folder / f"{name}-flower")
+    where = ("--server", f"127.0.0.1:{port}", "--insecure", "--state", str(disk / name))
+    safa(processes, terminal, "deploy", "client", *where, "--name", name, "--partition", str(part))
+    return terminal
+
+
+@pytest.mark.slow
+def test_a_checkpoint_folder_that_cannot_be_written_stops_the_server_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server app as it is, without Flower: what it posts is carried to real devices in virtual time."""
+    play = Stage(tmp_path)
+    run, kept = tmp_path / "run", tmp_path / "run" / "checkpoint"
+    play.play(until=play.in_round(2))
+    play.conductor.stop()
+
+    def carry(conductor: Conductor, _: Any) -> None:
+        play.conductor, play._mail = conductor, []
+        try:
+            play.play()
+        finally:
+            conductor.stop()
+
+    def carry_without_the_folder(conductor: Conductor, grid: Any) -> None:
+        kept.rename(run / "away")
+        kept.write_text("not a folder")
+        carry(conductor, grid)
+
+    clock = SimpleNamespace(time=lambda: play.now, monotonic=lambda: play.now, gmtime=time.gmtime)
+    monkeypatch.setattr(server_app, "time", clock)
+    monkeypatch.setattr(server_app, "conduct", carry_without_the_folder)
+    with pytest.raises(OSError, match="checkpoint"):
+        server_app.serve(run, cast(Any, None))
+    told = (run / LOG).read_text().splitlines()[-1]
+    assert re.fullmatch(rf"\S+ ERROR cannot read or write {kept}\S*: (Not a directory|File exists)", told)
+    kept.unlink()
+    (run / "away").rename(kept)
+    monkeypatch.setattr(server_app, "conduct", carry)
+    server_app.serve(run, cast(Any, None))
+    finished = load_run(run)
+    assert [record.round for record in finished.records()] == list(range(1, 7))
+    assert apart(fed_again(finished), finished.model()) <= 1e-6

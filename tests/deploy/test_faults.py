@@ -86,7 +86,10 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
             wait_for(lambda: pids(processes, *app) and moment(), server, log=log)  # noqa: B023
             kill(processes, *whom)
             assert server.wait(60) == 2, "it notices, and says how to go on"
-            assert "--resume" in log.read_text()
+            said = log.read_text().splitlines()[-1]
+            assert f"safa deploy server --resume {run} goes on" in said
+            why = "the SuperLink was killed (signal 9)" if link in whom else "the server app was killed"
+            assert why in said
             server = safa(processes, log, "deploy", "server", "--quiet", "--resume", str(run))
         assert server.wait(150) == 0, log.read_text()
     finished = load_run(run)

@@ -321,7 +321,7 @@ class Server:
         code = self._process.poll() if self._process else 0
         if code is None:
             return ""
-        said = last_line(self._flower / _LINK_LOG)
+        said = last_line(self._flower / _LINK_LOG) if code > 0 else ""
         return write_fault(self._flower) or f"the SuperLink {ending(code)}{said and f'; its log ends with: {said}'}"
 
     def _app_fault(self) -> str:

@@ -626,6 +626,17 @@ def test_a_damaged_folder_is_one_sentence(kind: str, file: str, content: str | b
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("command", ["--resume run", "--go-on --out run"])
+def test_rounds_without_a_checkpoint_are_not_begun_anew(command: str, capsys: Capture) -> None:
+    begin(Path("run"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
+    Path("run/rounds.jsonl").write_bytes(b"".join(lines(3)))
+    Path("run/flower/state.db").write_text("what Flower knows")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(["deploy", "server", *command.split()]) == 2
+    assert capsys.readouterr().err.startswith("safa: run holds 3 rounds and no checkpoint: restore its folder")
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
 def test_a_disk_that_cannot_be_written_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "run/flower/home/config.toml")

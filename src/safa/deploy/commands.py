@@ -32,7 +32,7 @@ from safa.deploy.text import printable
 from safa.errors import SafaError
 from safa.paper import PRESETS
 from safa.records import RoundRecord
-from safa.runs import load_run, next_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, next_folder, write_atomically
 from safa.settings import Settings
 from safa.tasks import TASKS, find_task
 
@@ -200,10 +200,17 @@ def _taken_up(arguments: argparse.Namespace, kind: str) -> Path:
 def _is_finished(folder: Path, kind: str) -> bool:
     """Whether a run of this kind of deployment came to its end; one of another kind is an error."""
     from safa.deploy.launch import Link
+    from safa.deploy.watch import finished_rounds
 
     run = load_run(folder)
     begun_with = "local" if Link.read(folder).local else "server"
     Options.read(folder / OPTIONS_FILE)  # that it is damaged is to be said now
+    rounds = finished_rounds(folder)
+    if run.summary is None and rounds and not has_checkpoint(folder):
+        raise SafaError(
+            f"{folder} holds {rounds} rounds and no checkpoint: restore its folder checkpoint from a backup, or begin "
+            "anew in another folder, or here with --force"
+        )
     if begun_with != kind:
         raise SafaError(f"the run in {folder} was begun with safa deploy {begun_with}, and goes on with that only")
     return run.summary is not None

@@ -245,7 +245,7 @@ class Server:
         self._run = ""
         self._held = False
         self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
-        self._try_at = 0.0
+        self._try_at, self._unwritable = 0.0, ""
         self.why = ""
         """Why the run has ended, as far as that is known from outside."""
 
@@ -281,7 +281,7 @@ class Server:
             try:
                 return check_port(self.host, self.port)
             except SafaError:
-                if not self.goes_on or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 
@@ -333,7 +333,8 @@ class Server:
         if time.monotonic() < self._try_at:
             return ""
         self._try_at = time.monotonic() + _TRY_EVERY_S
-        return write_fault(self.folder)
+        before, self._unwritable = self._unwritable, write_fault(self.folder)
+        return before and self._unwritable  # twice in a row: a hiccup of a network disk is no reason to stop
 
     def _status_fault(self) -> str:
         if time.monotonic() < self._ask_at:

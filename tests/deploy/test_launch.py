@@ -672,8 +672,9 @@ def test_a_client_is_expelled_while_the_server_runs_and_while_it_does_not(capsys
     assert json.loads((run / EXPEL).read_text()) == ["ann", "cy"]
 
 
+@pytest.mark.slow
 def test_two_commands_that_expel_at_once_lose_nobody() -> None:
-    names = [f"c{number}" for number in range(6)]
+    names = [f"c{number}" for number in range(3)]
     run = deployed(names)
     with hold_launcher(run), alone(run / FLOWER / "expel.lock"):
         command = [sys.executable, "-m", "safa", "deploy", "expel", "run"]

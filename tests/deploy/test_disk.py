@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
 import subprocess
 import time
@@ -17,6 +19,7 @@ from safa.deploy import server_app
 from safa.deploy.conductor import Conductor
 from safa.deploy.processes import Processes, free_port
 from safa.deploy.watch import LOG
+from safa.errors import SafaError
 from safa.runs import load_run
 from tests.deploy.real import records, safa, stage, wait_for
 from tests.deploy.stage import Stage, apart, fed_again
@@ -147,3 +150,34 @@ def test_a_checkpoint_folder_that_cannot_be_written_stops_the_server_with_a_sent
     finished = load_run(run)
     assert [record.round for record in finished.records()] == list(range(1, 7))
     assert apart(fed_again(finished), finished.model()) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (OSError(errno.ENOSPC, FULL, "run/rounds.jsonl"), f"cannot read or write run/rounds.jsonl: {FULL}"),
+        (OSError(errno.EROFS, "Read-only file system"), "cannot read or write the folder of the run: Read-only file"),
+        (SafaError("the checkpoint is damaged"), "the checkpoint is damaged"),
+        (SystemExit(1), "Flower stopped the server app: the run was stopped, or its SuperLink took it for dead"),
+        (RuntimeError("\x1b[31mred\nand more"), r"the server app failed with a RuntimeError: \x1b[31mred"),
+        (KeyError(), "the server app failed with a KeyError"),
+    ],
+)
+def test_why_the_server_app_stops_is_one_line_of_its_log(
+    problem: BaseException, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(server_app, "Conductor", fail)
+    with pytest.raises(type(problem)):
+        server_app.serve(tmp_path, cast(Any, None))
+    (line,) = (tmp_path / LOG).read_text().splitlines()
+    assert line.partition(" ERROR ")[2].startswith(sentence)
+
+
+def test_a_log_that_cannot_be_written_prints_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / LOG).symlink_to("/dev/full")
+    with server_app._logged(tmp_path):
+        logging.getLogger("safa.deploy").error("no room for this")
+    assert capfd.readouterr() == ("", "")

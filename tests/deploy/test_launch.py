@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,6 +29,7 @@ from safa.deploy.keys import add_client, make_keys
 from safa.deploy.launch import (
     FLOWER,
     Link,
+    Server,
     begin,
     begin_local,
     clock_fault,
@@ -624,6 +627,40 @@ def test_a_damaged_folder_is_one_sentence(kind: str, file: str, content: str | b
     assert said.startswith("safa: ")
     assert said.count("\n") == 1
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("state.db", b"not a database at all, but long enough to have a header of a hundred bytes" * 4),
+        ("state.db", None),
+        ("registered.json", b"{"),
+        ("registered.json", b'{"ann": {"node": "x", "key": "k"}}'),
+        ("registered.json", b'{"ann": 5}'),
+        ("registered.json", None),
+        ("", b""),
+    ],
+)
+def test_without_its_database_or_its_register_flower_begins_anew(file: str, content: bytes | None) -> None:
+    make_keys("keys", hosts=[], clients=["ann"])
+    run, link = Path("run"), Link(host=LOOPBACK, port=free_port(), keys=str(Path("keys").resolve()))
+    begin(run, Settings.of("boston"), Options(), link)
+    with closing(sqlite3.connect(run / FLOWER / "state.db")) as database:
+        database.execute("CREATE TABLE node (id)")
+    (run / FLOWER / "registered.json").write_text('{"ann": {"node": "1", "key": "k"}}')
+    (run / "nodes.json").write_text('{"1": "ann"}')
+    server = Server(Processes(), run, link)
+    server.goes_on = True
+    if content is not None and file:
+        (run / FLOWER / file).write_bytes(content)
+    elif file:
+        (run / FLOWER / file).unlink()
+    server._forget_what_is_damaged()
+    there = [
+        path.exists() for path in (run / FLOWER / "state.db", run / FLOWER / "registered.json", run / "nodes.json")
+    ]
+    assert there == [not file] * 3
+    assert (run / FLOWER / "link.json").exists()
 
 
 @pytest.mark.parametrize("command", ["--resume run", "--go-on --out run"])

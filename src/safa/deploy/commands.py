@@ -152,8 +152,8 @@ def _command(kinds: Any, name: str, function: Callable[[argparse.Namespace], Non
         except BrokenPipeError:
             raise
         except OSError as problem:  # a disk that is full, a folder that is not to be written
-            where = f" {problem.filename}" if problem.filename else ""
-            raise SafaError(f"cannot read or write{where}: {problem.strerror or problem}") from None
+            where = problem.filename or "the folder of the run"
+            raise SafaError(f"cannot read or write {where}: {problem.strerror or problem}") from None
 
     parser = kinds.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False)
     parser.set_defaults(command=checked)

@@ -24,12 +24,13 @@ import json
 import math
 import os
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -256,10 +257,7 @@ class Server:
         self._wait_for_port()
         with suppress(PermissionError):
             self.folder.chmod(_OWN)  # one that an earlier version has made is open to all
-        if not self.goes_on or (self.keys and registered_in(self._flower / REGISTERED) is None):
-            # Without its register, Flower would take every key for one that was revoked; so all are entered anew.
-            for old in (*self._flower.glob("state.db*"), self._flower / REGISTERED, self.folder / NODES):
-                old.unlink(missing_ok=True)
+        self._forget_what_is_damaged()
         home = self._flower / "home"
         home.mkdir(exist_ok=True)
         trust = f"root-certificates = {_quoted(self.keys / 'ca.crt')}" if self.keys else "insecure = true"
@@ -273,6 +271,17 @@ class Server:
                 reason = write_fault(self._flower) or last_line(log)
                 raise SafaError(f"Flower's SuperLink did not start{reason and f': {reason}'}; {log} says more")
             time.sleep(0.1)
+
+    def _forget_what_is_damaged(self) -> None:
+        """Let Flower begin anew where the run does, and where its database or the register of its keys is unusable.
+
+        It would take every key for one that was revoked before. Devices keep their names and the run its clients.
+        """
+        database, registered = self._flower / "state.db", self._flower / REGISTERED
+        is_known = not self.keys or registered_in(registered) is not None
+        if not (self.goes_on and is_known and _is_database(database)):
+            for old in (*self._flower.glob("state.db*"), registered, self.folder / NODES):
+                old.unlink(missing_ok=True)
 
     def _wait_for_port(self) -> None:
         """Where a server was killed a moment ago, its port is free only when its guardian has cleared up."""
@@ -360,6 +369,17 @@ class Server:
             except ValueError:
                 answers.append({"error-message": text.strip() or errors.strip()})
         return answers
+
+
+def _is_database(file: Path) -> bool:
+    """Whether there is a database of SQLite, and it is whole."""
+    if not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
 
 
 def ending(code: int) -> str:

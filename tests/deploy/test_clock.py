@@ -25,7 +25,7 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 
 def _libfaketime() -> Path:
-    found = [path for place in _PLACES for path in Path("/usr").glob(f"{place}/libfaketimeMT.so.1")]
+    found = [path for place in _PLACES for path in Path("/usr").glob(f"{place}/libfaketime.so.1")]
     assert found, "libfaketime is missing: apt-get install libfaketime"
     return found[0]
 

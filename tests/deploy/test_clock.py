@@ -42,6 +42,7 @@ class FakeClock:
             "LD_PRELOAD": str(_libfaketime()),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else waiting threads spin
             "FAKETIME_CACHE_DURATION": "1",
             "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }

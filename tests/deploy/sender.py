@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -272,6 +273,13 @@ def garbage(kind: str = "Message", body: bytes = b"\xff\xff\xff") -> tuple[Objec
     return ObjectTree(object_id=key), {key: content}
 
 
+def many_parts(count: int) -> ObjectTree:
+    """For `deliver`: a tree of objects that nobody has seen before."""
+    root, *parts = (ObjectTree(object_id=secrets.token_hex(32)) for _ in range(count))
+    root.children.extend(parts)
+    return root
+
+
 # -- answering our letters -------------------------------------------------------------------------------------------
 
 _memories: dict[str, dict[str, Tensors]] = {}
@@ -358,6 +366,8 @@ BEHAVIOURS = {
     "forged": "an update that was announced properly, but says inside that it is another node's, to another message",
     "garbage": "a thing that was announced as a reply, but is no message",
     "withheld": "a reply that was announced, and of which nothing follows",
+    "parts": "a reply that is announced with 19,000 parts",
+    "timeless": "a reply that is announced with a time of creation that is no number",
     "silent": "nothing",
 }
 """What a client does with an order. To an invitation all of them answer honestly."""
@@ -406,6 +416,10 @@ class Player:
                 self.sender.deliver(reply, *garbage())
             case "withheld":
                 self.sender.deliver(reply, get_object_tree(reply), {})
+            case "parts":
+                self.sender.deliver(reply, many_parts(19_000), {})
+            case "timeless":
+                self.sender.push(reply, announced=forged(reply, created_at=math.nan))
             case "silent":
                 pass
             case _:

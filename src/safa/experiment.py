@@ -124,11 +124,11 @@ def take_up(folder: str | Path) -> tuple[Experiment, RunWriter]:
     run = load_run(folder)
     if run.summary is not None:
         raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
-    finished, state = run.checkpoint()
+    found = run.load_checkpoint()
     experiment = Experiment(run.settings)
-    if finished:
-        experiment.resume(itertools.islice(run.records(), finished), state)
-    return experiment, RunWriter.resume(run, finished)
+    if found.rounds:
+        experiment.resume(itertools.islice(run.records(), found.rounds), found.state)
+    return experiment, RunWriter.resume(run, found.rounds)
 
 
 def simulate(

@@ -5,12 +5,15 @@ While a run goes on there is `checkpoint/`, too. A run that was stopped at any i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,17 +21,32 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.settings import Settings
+from safa.storage import PART, read_sealed, write_atomically, write_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ROSTER", "Run", "RunWriter", "load_run", "new_folder", "next_folder", "plain", "write_atomically"]
+__all__ = [
+    "ROSTER",
+    "Checkpoint",
+    "Run",
+    "RunWriter",
+    "has_checkpoint",
+    "load_run",
+    "new_folder",
+    "next_folder",
+    "plain",
+    "write_atomically",
+]
 
 _MARKS = ("config.toml", "results.csv")
 _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
 ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
-_CHECKPOINT = Path("checkpoint") / "state.safetensors"
+_CHECKPOINTS, _GENERATION = "checkpoint", re.compile(r"state-([0-9]{6,})\.safetensors")
+_CHECKPOINT_FORMAT = "safa checkpoint 1"
+_GENERATIONS = 2
+_HEAD = ("format", "rounds", "settings")  # what every checkpoint notes, beside what its writer does
 
 
 def new_folder(path: Path, *, force: bool) -> Path:
@@ -55,16 +73,6 @@ def next_folder(name: str) -> Path:
     return next(path for n in count(1) if not (path := Path("runs", f"{plain_name}-{n}")).exists())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also if the machine stops in between."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as JSON has them: an infinite number is a string, since JSON has none."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -73,16 +81,17 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 class RunWriter:
     """Writes the folder of a run while it goes on. What is in it can be read at any moment."""
 
-    def __init__(self, folder: Path, rounds: BinaryIO) -> None:
+    def __init__(self, folder: Path, rounds: BinaryIO, settings: Settings) -> None:
         self.folder = folder
         self._rounds = rounds
+        self._settings = settings
 
     @classmethod
     def begin(cls, folder: Path, settings: Settings, *, force: bool = False) -> RunWriter:
         """Begin a new folder."""
         new_folder(folder, force=force)
         write_atomically(folder / _CONFIG, settings.to_toml().encode())
-        return cls(folder, (folder / _ROUNDS).open("ab", buffering=0))
+        return cls(folder, (folder / _ROUNDS).open("ab", buffering=0), settings)
 
     @classmethod
     def resume(cls, run: Run, finished: int) -> RunWriter:
@@ -94,7 +103,7 @@ class RunWriter:
         with rounds.open("rb") as lines:
             length = sum(len(line) for line in islice(lines, finished))
         os.truncate(rounds, length)
-        return cls(run.folder, rounds.open("ab", buffering=0))
+        return cls(run.folder, rounds.open("ab", buffering=0), run.settings)
 
     def add(self, record: RoundRecord) -> None:
         """Append a round, as one line in one write."""
@@ -103,14 +112,17 @@ class RunWriter:
     def checkpoint(self, finished: int, state: dict[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
         """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it.
 
-        `notes` is what else is to be kept with it, as text by name.
+        `notes` is what else is to be kept with it, as text by name. The checkpoint before this one is kept, too.
         """
-        from safetensors.torch import save
-
         os.fsync(self._rounds.fileno())
-        path = self.folder / _CHECKPOINT
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, save(state, metadata={**(notes or {}), "rounds": str(finished)}))
+        folder = self.folder / _CHECKPOINTS
+        folder.mkdir(exist_ok=True)
+        head = dict(zip(_HEAD, (_CHECKPOINT_FORMAT, str(finished), _fingerprint(self._settings)), strict=True))
+        write_sealed(folder / f"state-{finished:06d}.safetensors", state, {**(notes or {}), **head})
+        others = {rounds: path for rounds, path in _generations(self.folder).items() if rounds != finished}
+        kept = [rounds for rounds in others if rounds < finished][: _GENERATIONS - 1]
+        for path in [path for rounds, path in others.items() if rounds not in kept]:
+            path.unlink(missing_ok=True)
 
     def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
         """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
@@ -121,7 +133,7 @@ class RunWriter:
             write_atomically(self.folder / _MODEL, save(model))
         if summary is not None:
             write_atomically(self.folder / _SUMMARY, (json.dumps(plain(summary), indent=2) + "\n").encode())
-            shutil.rmtree((self.folder / _CHECKPOINT).parent, ignore_errors=True)
+            _remove_checkpoints(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,20 +175,72 @@ class Run:
         members: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         return members
 
-    def checkpoint(self) -> tuple[int, dict[str, Tensor]]:
-        """After how many rounds the last checkpoint was written, and what had been learnt by then."""
-        notes, state = self.checkpoint_with_notes()
-        return int(notes.get("rounds", 0)), state
+    def load_checkpoint(self, most: int | None = None) -> Checkpoint:
+        """The newest checkpoint that is sound, and made after at most `most` rounds where that is given."""
+        problems: list[str] = []
+        for rounds, path in (_generations(self.folder) if self.folder else {}).items():
+            if most is not None and rounds > most:
+                problems.append(f"{path} is passed over: there are only {most} finished rounds in {_ROUNDS}")
+                continue
+            try:
+                return self._checkpoint_in(path, rounds, tuple(problems))
+            except SafaError as problem:
+                problems.append(str(problem))
+        return Checkpoint(problems=tuple(problems))
 
-    def checkpoint_with_notes(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """The notes of the last checkpoint, `rounds` among them, and what had been learnt; both empty if none is."""
-        from safetensors import safe_open
+    def _checkpoint_in(self, path: Path, rounds: int, problems: tuple[str, ...]) -> Checkpoint:
+        notes, state = read_sealed(path)
+        found, made_after, settings = (notes.pop(name, "") for name in _HEAD)
+        if found != _CHECKPOINT_FORMAT:
+            raise SafaError(f"{path} is of another format: {found!r} instead of {_CHECKPOINT_FORMAT!r}")
+        if made_after != str(rounds):
+            raise SafaError(f"{path} has been renamed: it was made after round {made_after}")
+        if settings != _fingerprint(self.settings):
+            raise SafaError(f"{path} was made for other settings than those in {_CONFIG}")
+        return Checkpoint(rounds=rounds, notes=notes, state=state, problems=problems)
 
-        path = self.folder / _CHECKPOINT if self.folder else None
-        if path is None or not path.is_file():
-            return {}, {}
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What a run had come to after some of its rounds; without any where no checkpoint can be used."""
+
+    rounds: int = 0
+    """After how many rounds it was made; 0 where none can be used."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What its writer noted beside the tensors."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What had been learnt by then."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each newer checkpoint that was passed over: damaged, unreadable, or made for other settings."""
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is any checkpoint in the folder of a run, sound or not."""
+    return bool(_generations(folder))
+
+
+def _generations(folder: Path) -> dict[int, Path]:
+    """The files of checkpoints in the folder of a run by their number of finished rounds, the newest first."""
+    try:
+        found = {path: _GENERATION.fullmatch(path.name) for path in (folder / _CHECKPOINTS).iterdir()}
+    except OSError:
+        return {}
+    numbered = {int(match[1]): path for path, match in found.items() if match}
+    return dict(sorted(numbered.items(), reverse=True))
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints of a run, and their folder unless there is something else in it."""
+    with suppress(OSError):
+        for path in (folder / _CHECKPOINTS).iterdir():
+            if _GENERATION.fullmatch(path.name.removesuffix(PART)):
+                path.unlink()
+        (folder / _CHECKPOINTS).rmdir()
+
+
+def _fingerprint(settings: Settings) -> str:
+    """A checksum of all settings of a run."""
+    return hashlib.sha256(settings.to_toml().encode()).hexdigest()
 
 
 def load_run(folder: str | Path) -> Run:

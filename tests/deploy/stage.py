@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 
 from safa.deploy.conductor import Conductor
 from safa.deploy.device import Device
-from safa.deploy.letters import Answer, Invitation, Order, Post
+from safa.deploy.letters import Answer, Introduction, Invitation, Order, Post
 from safa.deploy.options import FILE, Options
 from safa.experiment import Learning, load_problem, make_shards
 from safa.fleet import stream
 from safa.protocol import Events, registry
-from safa.records import EndedBy, RoundRecord
+from safa.records import EndedBy, RoundRecord, Verdict
 from safa.runs import Run, load_run
 from safa.settings import Settings
 from safa.simulation import make_fleet
@@ -39,6 +39,8 @@ class Player:
     is_online: bool = True
     forge: Forge | None = None
     """What it sends instead of its honest answer to an order."""
+    declares: float | None = None
+    """The n_k that it claims to have."""
     orders: list[Order] = field(default_factory=list)
 
 
@@ -108,6 +110,9 @@ class Stage:
         answer: Answer
         if isinstance(post.letter, Invitation):
             answer, due = player.device.introduce(post.letter), self.now
+            if player.declares is not None:
+                assert isinstance(answer, Introduction)
+                answer = replace(answer, size=player.declares)
         else:
             player.orders.append(post.letter)
             answer, due = player.device.work(post.letter), self.now + player.delay_s
@@ -137,6 +142,7 @@ def fed_again(run: Run) -> dict[str, torch.Tensor]:
     learning = Learning(settings, problem, np.empty(0), shards=shards)
     protocol = registry.build(settings.protocol, np.empty(0), settings.values())
     for record in run.records():
+        assert np.any(record.verdict != Verdict.REFUSED), f"round {record.round} took no update"
         again = _round_again(protocol, record, settings)
         for name in ("sent", "sent_version", "deprecated", "verdict", "refusal", "weight", "into", "version", "quota"):
             assert np.array_equal(getattr(again, name), getattr(record, name)), (record.round, name)
@@ -148,10 +154,10 @@ def _round_again(protocol: Any, record: RoundRecord, settings: Settings) -> Roun
     new = record.joined >= protocol.clients
     if new.any():
         protocol.enrol(record.joined_size[new])
-    if len(record.left):
-        protocol.retire(record.left)
-    if len(record.joined[~new]):
-        protocol.readmit(record.joined[~new])
+    resized = np.intersect1d(record.joined[~new], record.left)
+    protocol.retire(np.setdiff1d(record.left, resized))
+    protocol.resize(record.joined[~new], record.joined_size[~new])
+    protocol.readmit(np.setdiff1d(record.joined[~new], resized))
     lottery = stream(settings.seed, "lottery", record.round).random(protocol.clients)
     protocol.open_round(now=record.opened_s, lottery=lottery, expected_s=np.zeros(protocol.clients))
     for client, base, at_s in zip(record.client, record.base, record.arrival_s, strict=True):

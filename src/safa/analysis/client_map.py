@@ -154,14 +154,18 @@ class _Tracker:
         return _Row(state, deprecated, base, arrival_s)
 
     def _enrol(self, record: RoundRecord) -> None:
-        """Keep count of who is enrolled; at the first record it is everyone who is not said to have joined since."""
+        """Keep count of who is enrolled; at the first record it is everyone who is not said to have joined since.
+
+        A client that has both left and joined is as it was before: what has changed is its size, or it came and went.
+        """
         if not self.known:
             self._grow(record.clients + len(record.left))
-            self._enrolled[:] = True
+            self._enrolled[:] = ~np.isin(np.arange(self.known), record.joined)
         self._grow(max(int(ids.max(initial=-1)) + 1 for ids in (record.joined, record.sent, record.left)))
-        self._enrolled[record.left] = self._busy[record.left] = False
-        self._held[record.left] = -1
-        self._enrolled[record.joined] = True
+        left = np.setdiff1d(record.left, record.joined)
+        self._enrolled[left] = self._busy[left] = False
+        self._held[left] = -1
+        self._enrolled[np.setdiff1d(record.joined, record.left)] = True
 
     def _grow(self, known: int) -> None:
         more = max(0, known - self.known)

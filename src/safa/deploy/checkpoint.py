@@ -14,10 +14,12 @@ from safa.protocol.registry import parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["protocol_state", "restore_protocol"]
+__all__ = ["check_learnt", "protocol_state", "restore_protocol"]
 
 _PREFIX = "protocol."
+_PER_CLIENT = ("held", "cache.size", "cache.active", "cache.version")
 _PLAIN = (bool, int, float, str, type(None))
+_LIKE: dict[type, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
 def protocol_state(protocol: Protocol) -> tuple[dict[str, Tensor], str]:
@@ -42,6 +44,25 @@ def protocol_state(protocol: Protocol) -> tuple[dict[str, Tensor], str]:
 
 
 def restore_protocol(protocol: Protocol, tensors: dict[str, Tensor], values: str) -> None:
-    """Bring a protocol that was made from the same settings to the state that was kept."""
+    """Bring a protocol that was made from the same settings to the state that was kept, if it is a state of such."""
     arrays = {name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)}
-    protocol.restore(arrays | json.loads(values))
+    plain = json.loads(values)
+    fresh = {name: value for name, value in protocol.snapshot().items() if name not in parameters(type(protocol))}
+    wanted = {name: value.dtype for name, value in fresh.items() if isinstance(value, np.ndarray)}
+    if {name: array.dtype for name, array in arrays.items()} != wanted:
+        raise SafaError(f"the checkpoint does not hold the state of {protocol.name}")
+    if {array.shape for array in arrays.values()} != {(len(arrays["sizes"]),)}:
+        raise SafaError(f"the checkpoint holds arrays of different lengths for the clients of {protocol.name}")
+    for name, value in plain.items():
+        if name not in fresh or not isinstance(value, _LIKE.get(type(fresh[name]), type(fresh[name]))):
+            raise SafaError(f"the checkpoint holds no usable {name} of {protocol.name}")
+    protocol.restore(arrays | plain)
+
+
+def check_learnt(state: dict[str, Tensor], *, clients: int, size: int) -> None:
+    """Complain about what was learnt if it is not that of so many clients and a model of so many numbers."""
+    for name, tensor in state.items():
+        if name in _PER_CLIENT and tensor.shape != (clients,):
+            raise SafaError(f"the checkpoint holds {name} of shape {tuple(tensor.shape)} for {clients} clients")
+        if name.endswith(".rows") and (tensor.ndim != 2 or tensor.shape[1] != size):
+            raise SafaError(f"the checkpoint holds models of shape {tuple(tensor.shape)}; this one has {size} numbers")

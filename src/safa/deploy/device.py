@@ -13,11 +13,9 @@ torch is loaded only where it is needed, because Flower handles every letter in 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +28,9 @@ from safa.deploy.screening import Refused
 from safa.deploy.wire import change, like, pack, unpack
 from safa.errors import SafaError
 from safa.experiment import find_device, load_problem, make_optimiser, make_shards
-from safa.runs import write_atomically
 from safa.settings import Settings
 from safa.simulation import make_fleet
+from safa.storage import read_sealed, write_sealed
 from safa.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -175,7 +173,7 @@ class Device:
         job.seconds = time.monotonic() - began
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, _as_bytes(job))
+            _write(self._path, job)
         except OSError as problem:
             raise SafaError(f"the device cannot write {self._path}: {problem.strerror}") from None
         return time.monotonic()
@@ -252,32 +250,18 @@ def _tensors(layout: Layout, row: Tensor) -> dict[str, NDArray[Any]]:
 _HEAD = ("deployment", "version", "digest", "seconds", "finished")
 
 
-def _as_bytes(job: _Job) -> bytes:
-    from safetensors.torch import save
-
+def _write(path: Path, job: _Job) -> None:
     tensors = {"base": job.base} | {f"attempt.{name}": tensor for name, tensor in job.training.items()}
-    head = json.dumps({name: getattr(job, name) for name in _HEAD})
-    return save(tensors, metadata={"head": head, "check": _check(head, tensors)})
+    write_sealed(path, tensors, {"head": json.dumps({name: getattr(job, name) for name in _HEAD})})
 
 
 def _read(path: Path, layout: Layout) -> _Job | None:
     """The job that a file holds; None where there is none, where it is damaged or of another model."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            notes, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if notes["check"] != _check(notes["head"], tensors):
-            return None
+        notes, tensors = read_sealed(path)
         training = {name.removeprefix("attempt."): tensor for name, tensor in tensors.items() if name != "base"}
         job = _Job(**json.loads(notes["head"]), base=tensors["base"], training=training)
         rows = job.base, training["row"]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):  # a SafaError is a ValueError
         return None
     return job if all(row.shape == (layout.size,) and row.dtype == layout.dtype for row in rows) else None
-
-
-def _check(head: str, tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of all that is in the file."""
-    numbers = digest_of({name: tensor.numpy() for name, tensor in tensors.items()})
-    return hashlib.sha256((head + numbers).encode()).hexdigest()

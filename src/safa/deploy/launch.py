@@ -52,7 +52,7 @@ from safa.deploy.processes import (
 )
 from safa.deploy.watch import NODES, REGISTERED, Register, Tell, attend, last_words, problem_of
 from safa.errors import SafaError
-from safa.runs import load_run, new_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, new_folder, write_atomically
 from safa.settings import Settings
 from safa.tasks import find_task
 
@@ -197,7 +197,7 @@ class Server:
         self.keys = self.folder / link.keys if link.keys else None  # an absolute path stays what it is
         self.host, self.port = link.host, link.port or free_port()
         self.inner_port = next(port for port in iter(free_port, 0) if port != self.port)
-        self.goes_on = (self.folder / "checkpoint" / "state.safetensors").exists()
+        self.goes_on = has_checkpoint(self.folder)
         self._process: subprocess.Popen[bytes] | None = None
         names = self.folder / NODES, self._flower / REGISTERED
         self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None

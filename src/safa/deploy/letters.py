@@ -31,6 +31,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from safa.deploy.screening import Reason, Refused
+from safa.deploy.text import printable
 from safa.deploy.wire import Kind, Packed, Parcel, bytes_of
 from safa.errors import SafaError
 
@@ -54,6 +55,7 @@ __all__ = [
 _HEAD, _MODEL, _DETAILS = "safa", "model", "details"
 _STYPE = "safa.raw"
 _LONGEST_LIST = 1_000_000
+_LONGEST_WHY = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +129,12 @@ class Failure:
     """No answer will come: the device, its app or the network has failed."""
 
     why: str
+    """One printable line of bounded length, whatever was given: others wrote it, and it goes into logs."""
     code: int = 0
     """Flower's error code; 0 where the device itself said so."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why", printable(self.why[:_LONGEST_WHY])[:_LONGEST_WHY])
 
 
 Answer = Introduction | Update | Missing | Failure | Refused
@@ -224,7 +230,7 @@ def read_introduction(content: RecordDict) -> Introduction | Failure | Refused:
     try:
         head = _head(content, "Introduction", "Failure")
         if head["letter"] == "Failure":
-            return Failure(why=_text(head, "why")[:500])
+            return Failure(why=_text(head, "why"))
         details = content.get(_DETAILS)
         if not isinstance(details, ConfigRecord):
             raise _UnreadableError("there are no details")
@@ -238,7 +244,7 @@ def read_answer(content: RecordDict) -> Update | Missing | Failure | Refused:
     try:
         head = _head(content, "Update", "Missing", "Failure")
         if head["letter"] == "Failure":
-            return Failure(why=_text(head, "why")[:500])
+            return Failure(why=_text(head, "why"))
         if head["letter"] == "Missing":
             return Missing(attempt=_whole(head, "attempt"))
         return Update(

@@ -16,10 +16,12 @@ from safa.deploy.wire import KINDS
 from safa.errors import SafaError
 from safa.settings import Settings, as_toml, checked, option
 
-__all__ = ["FILE", "Options"]
+__all__ = ["EXPEL", "FILE", "Options"]
 
 FILE = "deploy.toml"
 """Where they stand in the folder of a run."""
+EXPEL = "expel.json"
+"""The names of clients to be expelled, a JSON list in the folder of a run. The server takes it away when it is done."""
 
 _FLEET, _WIRE, _SCREEN = "the devices", "the wire", "screening"
 
@@ -34,6 +36,10 @@ class Options:
         flag="--leave-after", above=0,
     )  # fmt: skip
     max_size: float = option(1e6, "the largest n_k that a client may declare", group=_FLEET, above=0)
+    size_multiple: float = option(
+        5.0, "a client's n_k counts up to so many times the median of all clients' (inf: as it declares)", group=_FLEET,
+        above=0,
+    )  # fmt: skip
     max_clients: int = option(10_000, "how many clients may enrol", group=_FLEET, least=1)
     ttl_s: float = option(
         86_400.0, "how long a client may work on one attempt, in seconds; then it is lost", group=_FLEET, flag="--ttl",
@@ -50,7 +56,10 @@ class Options:
     norm_multiple: float = option(
         10.0, "the same in multiples of the running median of the clients' norms", group=_SCREEN, above=0
     )
-    warm_up: int = option(10, "how many clients the median needs before it binds anyone", group=_SCREEN, least=1)
+    warm_up: int = option(
+        3, "how many clients the median needs; before that, an update of the server's own stands in for it",
+        group=_SCREEN, least=1,
+    )  # fmt: skip
     refusals_allowed: int = option(
         3, "N: a client is set aside with its N-th refusal in a row", group=_SCREEN, least=1
     )  # fmt: skip

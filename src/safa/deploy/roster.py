@@ -4,6 +4,9 @@ A device is known by its name, and by the number that its name got when it first
 0 as a protocol's do, and are never used again: a device that comes back after a day has its number, and with it its
 version, its cache entry and its weight. The size n_k that it declared first stands, because its weight does.
 
+**Expelled.** A name that the operator has expelled is free, but may not be taken again, nor may its node enrol under
+another one, until the operator pardons it. Who enrols under it then is a new client with a number of its own.
+
 **Two nodes, one name.** A device that was started again has a new node id while the old one still seems alive. So the
 newer one has the name; likewise a node that takes a second name gives up its first. Without keys anyone can claim any
 name so. With keys, nobody but the owner of the key that is registered under it can (`safa.deploy.attendance`).
@@ -54,6 +57,8 @@ class Member:
     last_seen_s: float
     details: Mapping[str, Any] = field(default_factory=dict)
     """What the node said of itself, such as the index of its partition."""
+    expelled: bool = False
+    """Whether the operator has expelled it: its number is never used again, and its name is free."""
 
 
 class Enrolment(NamedTuple):
@@ -81,6 +86,7 @@ class Roster:
         self._members: list[Member] = []
         self._by_name: dict[str, int] = {}
         self._by_node: dict[int, int] = {}
+        self._expelled: dict[str, int | None] = {}  # by name, the node that it was bound to
 
     def __len__(self) -> int:
         return len(self._members)
@@ -89,8 +95,13 @@ class Roster:
         return self._members[number]
 
     def number_of(self, name: str) -> int | None:
-        """The number of a name, present or not."""
+        """The number of a name, present or not; None if it never enrolled, or was expelled."""
         return self._by_name.get(name)
+
+    @property
+    def expelled(self) -> list[str]:
+        """The names that are expelled and not pardoned."""
+        return sorted(self._expelled)
 
     def at_node(self, node: int) -> int | None:
         """The number of the client behind a node id, if it is present."""
@@ -132,6 +143,22 @@ class Roster:
         self._members[number] = replace(self._members[number], present=False)
         return number
 
+    def expel(self, name: str) -> int | None:
+        """Take a client out for good, and return its number; None if nobody of that name is here."""
+        number = self._by_name.pop(name, None)
+        if number is None:
+            return None
+        self._expelled[name] = self._members[number].node
+        self._unbind(self._members[number].node)
+        self._members[number] = replace(self._members[number], node=None, present=False, expelled=True)
+        return number
+
+    def pardon(self, name: str) -> bool:
+        """Let an expelled name enrol again, as a new client; whether it was expelled."""
+        was_expelled = name in self._expelled
+        self._expelled.pop(name, None)
+        return was_expelled
+
     def seen(self, number: int, *, now: float) -> None:
         """Note that something was heard of a client."""
         member = self._members[number]
@@ -162,6 +189,8 @@ class Roster:
         """Whether this node may have this name."""
         if not isinstance(node, int) or isinstance(node, bool):
             return Refused(Reason.UNKNOWN_CLIENT, f"{shown(node)} is no node id")
+        if name in self._expelled or node in self._expelled.values():
+            return Refused(Reason.EXPELLED, f"{shown(name)} comes from a client that was expelled and is not pardoned")
         number = self._by_name.get(str(name))
         if number is None and len(self._members) >= self.max_clients:
             return Refused(Reason.FULL, f"{self.max_clients} clients have enrolled, and no more are allowed")
@@ -171,19 +200,25 @@ class Roster:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that it knows, as plain JSON-able values; a client's number is its place in the list."""
-        return {"members": [asdict(member) for member in self._members]}
+        return {"members": [asdict(member) for member in self._members], "expelled": dict(self._expelled)}
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go back to a snapshot. The operator's bounds may have changed; who is in stays in."""
+    def restore(self, snapshot: Mapping[str, Any], *, now: float | None = None) -> None:
+        """Go back to a snapshot. The operator's bounds may have changed; who is in stays in.
+
+        With `now`, everybody counts as seen then: the clock of the snapshot may have been another one.
+        """
         try:
             members = [Member(**values) for values in snapshot["members"]]
-        except (KeyError, TypeError):
+            members = [member if now is None else replace(member, last_seen_s=now) for member in members]
+            expelled = dict(snapshot["expelled"])
+        except (KeyError, TypeError, ValueError):
             raise SafaError("this is not a snapshot of a roster") from None
-        by_name = {member.name: number for number, member in enumerate(members)}
+        named = {number: member.name for number, member in enumerate(members) if not member.expelled}
+        by_name = {name: number for number, name in named.items()}
         by_node = {member.node: number for number, member in enumerate(members) if member.node is not None}
-        if len(by_name) < len(members) or len(by_node) < sum(member.node is not None for member in members):
+        if len(by_name) < len(named) or len(by_node) < sum(member.node is not None for member in members):
             raise SafaError("this snapshot of a roster gives one name or one node to two clients")
-        self._members, self._by_name, self._by_node = members, by_name, by_node
+        self._members, self._by_name, self._by_node, self._expelled = members, by_name, by_node, expelled
 
 
 def _is_plain(details: object) -> bool:

@@ -13,13 +13,19 @@ norm, over the `window` clients that were accepted last. Sending often gives nob
 of the clients in the window are hostile, the median lies between two honest norms, whatever the others send; and no
 vote is higher than the bound that was in force when it was cast.
 
+**Before there is a median**, until `warm_up` clients have voted, or while it is 0, the caller's word for a usual norm
+stands in for it. A deployment trains a little itself to have one (`safa.deploy.reference`).
+
 It protects from updates that are far too large: a diverged client, a wrong unit, a scaled-up attack. It does not
 protect
 
 - from a small change in a harmful direction, such as a backdoor that stays below the bound;
 - from an attacker with half of the votes: one who owns many names (see `safa.deploy.roster`), or one whose clients
   fill a `window` that is smaller than the fleet because they answer faster than the rest;
-- in the beginning: until `warm_up` clients have voted, only `norm_bound` holds;
+- from an update that is `norm_multiple` times too large, or less: one such update can spoil a model, but not by orders
+  of magnitude (a client's weight is bounded elsewhere, see `safa.deploy.attendance`);
+- where half of the first `warm_up` voters are hostile: the first votes are cast below the bound of the stand-in, and
+  can then make the median as large as that;
 - from honest norms that grow by more than `norm_multiple` at once (a new learning rate): all are refused then, and the
   operator has to raise the multiple;
 - what the norm leaves out: integer buffers, such as the counters of batch norm.
@@ -81,6 +87,8 @@ class Reason(StrEnum):
     """What a node said of itself is too long, or not made of plain values."""
     FULL = "full"
     """As many clients have enrolled as the operator allows."""
+    EXPELLED = "expelled"
+    """The operator has expelled the client."""
 
 
 class Refused(NamedTuple):
@@ -110,7 +118,7 @@ class Screen:
     """The largest norm of change in multiples of the running median."""
     window: int = 255
     """K: how many clients have a vote in the median, those that were accepted last; best not below the fleet's size."""
-    warm_up: int = 10
+    warm_up: int = 3
     """How many votes the median needs before it binds anyone."""
     refusals_allowed: int = 3
     """N: the client is set aside with its N-th refusal in a row."""
@@ -160,24 +168,32 @@ class Screening:
         return None
 
     def judge(
-        self, client: int, update: Mapping[str, NDArray[Any]] | Refused, base: Mapping[str, NDArray[Any]]
+        self,
+        client: int,
+        update: Mapping[str, NDArray[Any]] | Refused,
+        base: Mapping[str, NDArray[Any]],
+        *,
+        usual: float | None = None,
     ) -> Refused | None:
         """Whether an update that was admitted is taken; `base` is the model that it was trained from.
 
-        What `wire.unpack` gave can be handed over as it is: if that is a refusal, it is counted.
+        `usual` is what the norm of such an update's change usually is; it is needed while `has_median` is False. What
+        `wire.unpack` gave can be handed over as it is: if that is a refusal, it is counted.
         """
         if isinstance(update, Refused):
             return self.refuse(client, update)
         found = _unlike(update, base) or _not_finite(update)
         norm = math.nan if found else norm_of_change(update, base)
-        found = found or self._norm_fault(norm)
+        found = found or self._norm_fault(norm, usual)
         if found:
             return self.refuse(client, found)
         self._accept(client, norm)
         return None
 
-    def _norm_fault(self, norm: float) -> Refused | None:
+    def _norm_fault(self, norm: float, usual: float | None) -> Refused | None:
         limit = self.norm_limit
+        if usual is not None and not self.has_median:
+            limit = min(limit, self.screen.norm_multiple * usual)
         if norm <= limit and math.isfinite(norm):
             return None
         allowed = f"{limit:.6g} is allowed" if limit < math.inf else "it must be finite"
@@ -192,10 +208,18 @@ class Screening:
 
     @property
     def norm_limit(self) -> float:
-        """The largest norm of change that would be taken now. A median of 0 says nothing and binds nobody."""
+        """The largest norm of change that would be taken now, if nobody says what is usual."""
         screen = self.screen
-        median = statistics.median(self._norms.values()) if len(self._norms) >= screen.warm_up else 0.0
-        return min(screen.norm_bound, screen.norm_multiple * median) if median > 0 else screen.norm_bound
+        return min(screen.norm_bound, screen.norm_multiple * self._median) if self.has_median else screen.norm_bound
+
+    @property
+    def has_median(self) -> bool:
+        """Whether there is a median that binds. One of 0 says nothing and binds nobody."""
+        return self._median > 0
+
+    @property
+    def _median(self) -> float:
+        return statistics.median(self._norms.values()) if len(self._norms) >= self.screen.warm_up else 0.0
 
     # -- the counters ------------------------------------------------------------------------------------------------
 
@@ -211,6 +235,11 @@ class Screening:
     def pardon(self, client: int) -> None:
         """Let a client that was set aside take part again. What was counted stays counted."""
         self._set_aside.discard(client)
+        self._in_a_row.pop(client, None)
+
+    def forget(self, client: int) -> None:
+        """Take a client's vote away: it was expelled. What was counted stays counted."""
+        self._norms.pop(client, None)
         self._in_a_row.pop(client, None)
 
     @property

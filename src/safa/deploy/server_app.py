@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,6 +21,7 @@ from safa.deploy.letters import Failure
 from safa.deploy.lock import hold
 from safa.deploy.mailbox import Mailbox
 from safa.deploy.orphan import end_with_parent
+from safa.deploy.text import printable
 from safa.deploy.watch import LOG
 from safa.errors import SafaError
 
@@ -37,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"]))
     with hold(folder), _logged(folder):
         try:
-            conductor = Conductor(folder, now=time.time())
+            conductor = Conductor(folder, now=time.monotonic())
             conduct(conductor, grid)
         except SafaError as problem:
             _log.error("%s", problem)
@@ -53,25 +55,36 @@ def conduct(conductor: Conductor, grid: Grid) -> None:
     mailbox = Mailbox(grid, max_bytes=conductor.screening.screen.max_bytes, ttl_s=options.ttl_s)
     try:
         while not conductor.finished:
-            conductor.observe(mailbox.nodes(), now=time.time())
+            conductor.observe(mailbox.nodes(), now=time.monotonic())
             for post, answer in mailbox.collect():
-                conductor.hear(post, answer, now=time.time())
-            conductor.tick(now=time.time())
+                conductor.hear(post, answer, now=time.monotonic())
+            conductor.tick(now=time.monotonic())
             while conductor.posts:
                 post = conductor.posts.popleft()
                 if not mailbox.send(post, group=str(conductor.protocol.round)):
-                    conductor.hear(post, Failure(why="Flower did not take the message"), now=time.time())
+                    conductor.hear(post, Failure(why="Flower did not take the message"), now=time.monotonic())
             time.sleep(options.poll_s)
     finally:
         conductor.stop()
+
+
+class _Lines(logging.Formatter):
+    """Writes a message as one printable line, whoever wrote parts of it; only tracebacks have lines of their own."""
+
+    converter = time.gmtime  # type: ignore[assignment]
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging calls it so)
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(map(printable, super().formatException(ei).splitlines()))
 
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Write what happens to the folder's log, besides Flower's own."""
     handler = logging.FileHandler(folder / LOG, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
-    handler.formatter.converter = time.gmtime  # type: ignore[union-attr]
+    handler.setFormatter(_Lines("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from safa.deploy.roster import name_fault
 from safa.errors import SafaError
 from safa.records import RoundRecord
-from safa.runs import write_atomically
+from safa.runs import has_checkpoint, write_atomically
 from safa.settings import Settings
 
 __all__ = [
@@ -49,7 +49,7 @@ _MEANS = {
     "code: 2004": "the server does not know this key, or takes it to be connected still",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not to be trusted",
 }
-_ROUNDS, _SUMMARY, _CHECKPOINT = "rounds.jsonl", "summary.json", "checkpoint"
+_ROUNDS, _SUMMARY = "rounds.jsonl", "summary.json"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
 _COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
 _PAUSE_S, _TIDY_S = 0.25, 2.0
@@ -140,7 +140,7 @@ def attend(
         stopped = f"the server stopped after round {done} of {settings.rounds} ({log} says more)"
         raise SafaError(f"{stopped}; safa deploy {kind} --resume {folder} goes on")
     deadline = time.monotonic() + _TIDY_S
-    while (folder / _CHECKPOINT).exists() and time.monotonic() < deadline:  # the server clears it away last
+    while has_checkpoint(folder) and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)
 
 

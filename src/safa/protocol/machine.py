@@ -123,6 +123,24 @@ class Protocol(ABC):
         self.active[returning] = True
         self._joined.append(returning)
 
+    def resize(self, clients: ArrayLike, sizes: ArrayLike) -> None:
+        """Change the n_k of clients between two rounds; a client whose n_k is that already is left alone.
+
+        In the next record a client that is there has left and joined, with its new size: so weights follow from the
+        records alone. One that has joined since the last round is in it with the new size only, and so is one that has
+        retired, when it comes back. What a client is at work on, and its version, stay as they are.
+        """
+        numbers, new = np.atleast_1d(np.asarray(clients, dtype=np.int64)), _checked_sizes(sizes)
+        if len(numbers) != len(new) or len(self._known(numbers)) != len(numbers):
+            raise MisuseError(f"{len(numbers)} different clients need a size each, not {len(new)}")
+        self._between_rounds("change sizes")
+        changed = numbers[self.sizes[numbers] != new]
+        self.sizes[numbers] = new
+        there = changed[self.active[changed] & ~np.isin(changed, np.concatenate([nobody(), *self._joined]))]
+        if len(there):
+            self._left.append(there)
+            self._joined.append(there)
+
     def _fresh_client(self) -> dict[str, Any]:
         """The state of a client that has just enrolled, by the name of the array that holds it."""
         return {

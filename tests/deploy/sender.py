@@ -358,6 +358,7 @@ BEHAVIOURS = {
     "nan": "an update with a NaN in every tensor",
     "shapes": "an update whose tensors have an axis more than the model's",
     "norm": "an update that is very far from the model",
+    "harmful": "an update that leads far away from where honest ones lead",
     "stale": "an update that claims the version before the one it was given, if there is one",
     "future": "an update that claims a version that is not there yet",
     "large": "an update of many megabytes",
@@ -436,6 +437,8 @@ def altered_update(behaviour: str, order: Order, base: Tensors, megabytes: float
             return update_of(order, {name: tensor[np.newaxis] for name, tensor in base.items()})
         case "norm":
             return update_of(order, {name: tensor + np.float32(1e9) for name, tensor in base.items()})
+        case "harmful":  # the other way than `nudged`, and 5,000 times as far
+            return update_of(order, {name: tensor - np.float32(5000 * NUDGE) for name, tensor in base.items()})
         case "stale":
             return update and replace(update, version=max(order.version - 1, 0))
         case "future":

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from safa import Settings
+from safa import Settings, simulate
 from safa.deploy import launch
 from safa.deploy.keys import make_keys
 from safa.deploy.launch import FLOWER, Link, Server, begin
@@ -23,9 +23,9 @@ from safa.deploy.options import Options
 from safa.deploy.processes import LOOPBACK, SUPERLINK, Node, Processes, environment, free_port
 from safa.deploy.watch import finished_rounds
 from safa.records import Verdict
-from safa.runs import load_run
+from safa.runs import load_run, write_atomically
 from tests.deploy.real import listens, records, safa, stage, wait_for
-from tests.deploy.sender import Player, Sender, order_in
+from tests.deploy.sender import Player, Sender, order_in, play
 
 SETTINGS = Settings.of("boston", clients=2, rounds=1000, epochs=1, fraction=0.5)
 
@@ -110,6 +110,52 @@ def test_a_reply_of_19000_parts_and_one_that_flower_cannot_read_stop_nobody(tmp_
     assert len(list(finished.records())[-1].picked) > 0
     for folder in (run, tmp_path / "honest-0", tmp_path / "honest-1"):
         assert open_to_others(folder) == []
+
+
+@pytest.mark.slow
+def test_a_client_that_declares_a_million_samples_does_not_take_the_model_over_and_can_be_expelled(
+    tmp_path: Path,
+) -> None:
+    run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
+    settings = ("--clients", "2", "--rounds", "6", "--fraction", "1", "--round-limit", "60", "--seed", "1")
+    server_log, over = run / "server.log", threading.Event()
+
+    def live() -> None:
+        with suppress(httpx.TransportError), Sender(f"127.0.0.1:{port}", poll_s=0.5) as sender:
+            play(Player(sender, "eve", "harmful", size=1e6), is_over=over.is_set)
+
+    with stage() as processes:
+        link = ("--host", "127.0.0.1", "--port", port, "--insecure", "--quiet", "--out", str(run), "--start-with", "3")
+        server = safa(processes, log, "deploy", "server", "boston", *settings, *link, "--refusals-allowed", "1000")
+        for part in range(2):
+            where = ("--server", f"127.0.0.1:{port}", "--insecure", "--state", str(tmp_path / f"honest-{part}"))
+            named = ("--name", f"honest-{part}", "--partition", str(part))
+            safa(processes, tmp_path / f"honest-{part}.log", "deploy", "client", *where, *named)
+        wait_for(lambda: listens(int(port)), server, log=log)
+        eve = threading.Thread(target=live)
+        eve.start()
+        try:
+            wait_for(lambda: len(records(run)) >= 2, server, log=server_log)
+            write_atomically(run / "expel.json", b'["eve"]')
+            wait_for(lambda: "expelled: eve" in server_log.read_text(), server, log=server_log)
+            wait_for(lambda: len(records(run)) >= 6, server, log=server_log)
+            assert server.wait(60) == 0, log.read_text()
+        finally:
+            over.set()
+            eve.join()
+    assert "eve declared n_k = 1e+06, which counts as" in server_log.read_text()
+    rounds = records(run)
+    sizes = {client: size for record in rounds for client, size in zip(record.joined, record.joined_size, strict=True)}
+    number = max(sizes, key=lambda client: sizes[client])
+    assert [number in record.left for record in rounds].count(True) == 1
+    assert not any(number in record.picked for record in rounds)
+    without = simulate("boston", clients=2, rounds=6, fraction=1.0, crash_rate=0.0, seed=1)
+    reference, found = (
+        [record.loss for record in given if record.loss is not None] for given in (without.records(), rounds)
+    )
+    assert len(reference) == len(found) == 6
+    assert max(found) < 2 * reference[0]
+    assert found[-1] < 2 * reference[-1]
 
 
 # -- connections -----------------------------------------------------------------------------------------------------

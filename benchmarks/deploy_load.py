@@ -216,10 +216,15 @@ def rounds(folder: Path) -> Iterator[RoundRecord]:
     return map(RoundRecord.from_json, whole.splitlines())
 
 
+def began_at(folder: Path) -> float:
+    """When a deployment began: its records count seconds from then on, by a clock of their own."""
+    return (folder / "deployment.json").stat().st_mtime
+
+
 def account(folder: Path, sent: dict[str, list[Sent]]) -> Account:
     """Find every update that was sent in the rounds, by its client and the version it is based on, or in the log."""
     found = Account(sent=sum(map(len, sent.values())))
-    began = json.loads((folder / "deployment.json").read_text())["began_s"]
+    began = began_at(folder)
     names = [member["name"] for member in json.loads((folder / "roster.json").read_text())]
     open_: dict[tuple[str, int], deque[Sent]] = defaultdict(deque)
     for name, updates in sent.items():
@@ -316,14 +321,12 @@ def watch(server: Server, processes: Processes, fleet: Fleet, seconds: float) ->
 
 
 def settle(folder: Path, round_limit_s: float) -> None:
-    """Wait for a round to which nothing came any more, so that whatever was sent is in an earlier one."""
-    silent_s = time.time() - json.loads((folder / "deployment.json").read_text())["began_s"]
+    """Wait until nothing comes any more, so that whatever was sent is in a round: twice, one came to nothing."""
+    log = folder / "server.log"
+    said = len(log.read_text())
     deadline = time.monotonic() + 10 * round_limit_s + 60
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and log.read_text()[said:].count("no update came in") < 2:
         time.sleep(2)
-        *_, last = rounds(folder)
-        if last.opened_s > silent_s and not len(last.client):
-            return
 
 
 def summary(samples: list[Sample], found: Account, fleet: Fleet, warm_up_s: float) -> dict[str, Any]:

@@ -162,7 +162,39 @@ def test_sequences_against_dictionaries(steps: list[tuple[str, str, int]]) -> No
         assert {at: people.at_node(at) for at in range(1, 6)} == {at: at_nodes.get(at) for at in range(1, 6)}
 
 
-@pytest.mark.parametrize("wrong", [{}, {"members": [{"name": "ann"}]}, {"members": 3}])
+def test_an_expelled_name_is_free_for_a_new_client_once_it_is_pardoned() -> None:
+    people = roster()
+    people.enrol("ann", 5, 1, now=0.0)
+    people.enrol("bob", 5, 2, now=0.0)
+    assert [people.expel("ann"), people.expel("ann"), people.expel("zoe")] == [0, None, None]
+    assert people.present == [1]
+    assert people.expelled == ["ann"]
+    assert (people[0].expelled, people[0].node, people[0].present) == (True, None, False)
+    for name, node in (("ann", 3), ("eve", 1)):  # neither the name nor the node
+        refused = people.enrol(name, 7, node, now=1.0)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Reason.EXPELLED
+    again = roster()
+    again.restore(json.loads(json.dumps(people.snapshot())), now=9.0)
+    assert again.expelled == ["ann"]
+    assert again[1].last_seen_s == 9.0
+    assert [again.pardon("ann"), again.pardon("ann")] == [True, False]
+    assert again.enrol("ann", 7, 1, now=10.0) == Enrolment(2, True, False, None)
+    assert again[2].size == 7.0
+    third = roster()
+    third.restore(json.loads(json.dumps(again.snapshot())))
+    assert third.number_of("ann") == 2
+
+
+def test_an_expelled_client_that_was_away_is_expelled_all_the_same() -> None:
+    people = roster()
+    people.enrol("ann", 5, 1, now=0.0)
+    people.leave("ann")
+    assert people.expel("ann") == 0
+    assert isinstance(people.enrol("ann", 5, 1, now=1.0), Refused)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"members": [{"name": "ann"}]}, {"members": 3}, {"members": []}])
 def test_another_snapshot_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(SafaError, match="not a snapshot of a roster"):
         roster().restore(wrong)
@@ -172,4 +204,4 @@ def test_a_snapshot_with_a_name_twice_is_an_error() -> None:
     people = roster()
     people.enrol("ann", 5, 1, now=0.0)
     with pytest.raises(SafaError, match="one name or one node to two clients"):
-        people.restore({"members": people.snapshot()["members"] * 2})
+        people.restore(people.snapshot() | {"members": people.snapshot()["members"] * 2})

@@ -140,6 +140,27 @@ def test_the_median_binds_after_the_warm_up_and_never_loosens_the_operators_boun
     assert gate.judge(3, update(20.0), BASE) is None
 
 
+def test_before_there_is_a_median_the_usual_norm_stands_in_for_it() -> None:
+    gate = screening(norm_multiple=2.0, warm_up=3)
+    assert reason(gate.judge(0, update(10.5), BASE, usual=5.0)) is Reason.NORM
+    assert gate.judge(0, update(10.0), BASE, usual=5.0) is None
+    assert gate.judge(1, update(1.0), BASE, usual=5.0) is None
+    assert not gate.has_median
+    assert gate.judge(2, update(1.0), BASE, usual=5.0) is None
+    assert gate.has_median
+    assert reason(gate.judge(3, update(2.5), BASE, usual=5.0)) is Reason.NORM, "from now on, the votes count"
+    assert reason(screening(norm_multiple=2.0, norm_bound=3.0).judge(0, update(4), BASE, usual=9.0)) is Reason.NORM
+
+
+def test_an_expelled_client_has_no_vote() -> None:
+    gate = screening(norm_multiple=2.0, warm_up=1)
+    gate.judge(0, update(100.0), BASE)
+    gate.judge(1, update(1.0), BASE)
+    gate.forget(0)
+    gate.forget(7)
+    assert gate.norm_limit == 2.0
+
+
 def test_one_client_has_one_vote_however_often_it_sends() -> None:
     gate = screening(norm_multiple=2.0, warm_up=3, window=9)
     for client in range(5):

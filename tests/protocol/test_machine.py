@@ -70,6 +70,9 @@ def test_a_loss_is_no_obstacle_to_an_update_that_comes_after_all() -> None:
         lambda p: p.open_round(now=math.inf, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
         lambda p: p.retire([2]),
         lambda p: p.readmit([-1]),
+        lambda p: p.resize([2], [1.0]),
+        lambda p: p.resize([0], [1.0, 2.0]),
+        lambda p: p.resize([0, 0], [1.0, 2.0]),
     ],
 )
 def test_misuse_between_rounds_is_turned_down(misuse: object) -> None:
@@ -84,6 +87,7 @@ def test_misuse_between_rounds_is_turned_down(misuse: object) -> None:
         lambda p: p.enrol([1.0]),
         lambda p: p.retire([0]),
         lambda p: p.readmit([0]),
+        lambda p: p.resize([0], [2.0]),
         lambda p: p.close_round(now=9.0),  # it still waits
         lambda p: p.close_round(now=1.0),  # before it was opened
         lambda p: p.receive(Events.arrivals([0, 1], 0, at_s=[9.0, 8.0])),
@@ -156,6 +160,48 @@ def test_a_client_that_returns_finds_its_place() -> None:
     safa.readmit([2])
     assert safa.versions[2] == 0  # as it was when it left
     assert 2 in open_round(safa, 9.0).deprecated
+
+
+def test_a_new_size_is_in_the_next_record_and_changes_nothing_but_weights() -> None:
+    safa = Safa([10, 10, 10], fraction=0.3, lag_tolerance=9)
+    open_round(safa, 0.0)
+    arrive(safa, [0], 1.0)
+    safa.close_round(now=1.0)
+    before = safa.snapshot()
+    safa.resize([0, 1, 2], [10, 30, 10])  # of two of them it is that already
+    after = safa.snapshot()
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"sizes", "_left", "_joined"}
+    open_round(safa, 1.0)
+    arrive(safa, [1], 2.0)
+    record = safa.close_round(now=2.0)
+    assert record.left.tolist() == record.joined.tolist() == [1]
+    assert record.joined_size.tolist() == [30]
+    assert record.clients == 3
+    assert record.weight.tolist() == [0.6]
+
+
+def test_a_new_size_of_who_has_just_come_or_is_away_is_told_once() -> None:
+    safa = Safa([10, 10], fraction=0.3)
+    safa.retire([1])
+    safa.enrol([20])
+    safa.resize([2, 1], [25, 15])
+    open_round(safa, 0.0)
+    lose(safa, [0, 2], 1.0)
+    record = safa.close_round(now=1.0)
+    assert (record.joined.tolist(), record.joined_size.tolist(), record.left.tolist()) == ([2], [25], [1])
+    safa.readmit([1])
+    open_round(safa, 1.0)
+    lose(safa, [0, 1, 2], 2.0)
+    record = safa.close_round(now=2.0)
+    assert (record.joined.tolist(), record.joined_size.tolist(), record.left.tolist()) == ([1], [15], [])
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, math.nan, math.inf])
+def test_a_new_size_must_be_positive(size: float) -> None:
+    safa = Safa([1.0], fraction=1.0)
+    with pytest.raises(SafaError, match="size"):
+        safa.resize([0], [size])
+    assert safa.sizes.tolist() == [1.0]
 
 
 def test_a_returning_client_of_fedasync_starts_from_the_latest_model() -> None:

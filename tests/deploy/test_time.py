@@ -1,0 +1,93 @@
+"""The server lives by a clock of its own: steps of the wall clock change nothing, and restarts do not turn it back."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from safa.deploy import server_app
+from safa.deploy.conductor import Conductor
+from tests.deploy.stage import Stage, apart, fed_again, prepare
+
+
+class _Over(Exception):  # noqa: N818
+    """Enough was seen."""
+
+
+class _EmptyGrid:
+    """A grid on which nobody is."""
+
+    def get_node_ids(self) -> list[int]:
+        return []
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock steps by a quarter of an hour, back and forth, whenever anybody looks at it."""
+    real, looks = time.time, iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + (900.0 if next(looks) % 2 else -900.0))
+
+
+@pytest.mark.usefixtures("stepping")
+def test_the_server_app_passes_a_clock_that_does_not_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path / "run", {}, {"poll_s": 0.001})
+    conductor = Conductor(tmp_path / "run", now=time.monotonic())
+    heard: list[float] = []
+    observe = conductor.observe
+
+    def noted(nodes: Any, *, now: float) -> None:
+        heard.append(now)
+        if len(heard) == 20:
+            raise _Over
+        observe(nodes, now=now)
+
+    monkeypatch.setattr(conductor, "observe", noted)
+    began = time.monotonic()
+    with pytest.raises(_Over):
+        server_app.conduct(conductor, cast(Any, _EmptyGrid()))
+    assert len(heard) == 20
+    assert all(began <= one <= other <= time.monotonic() for one, other in pairwise(heard))
+
+
+def test_steps_of_the_wall_clock_change_no_round(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    steady = Stage(tmp_path / "steady", {"rounds": 5}).play()
+    request.getfixturevalue("stepping")
+    stepped = Stage(tmp_path / "stepped", {"rounds": 5}).play()
+    one, other = ([record.to_json() for record in run.records()] for run in (steady, stepped))
+    assert one == other
+
+
+def test_a_clock_that_goes_back_or_stands_still_does_no_harm(tmp_path: Path) -> None:
+    """Whatever clock is passed: it never goes back inside."""
+    stage = Stage(tmp_path, {"rounds": 5})
+    stage.play(until=stage.in_round(2))
+    stage.now -= 900.0
+    for _ in range(10):
+        stage.step()
+    stage.now += 900.0
+    run = stage.play()
+    assert apart(fed_again(run), run.model()) <= 1e-6
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_restart_goes_on_in_time_whatever_its_clock_says(tmp_path: Path, jump: float) -> None:
+    """The clock of another process, or of the machine after a boot, has nothing to do with that of the last one."""
+    stage = Stage(tmp_path, {"rounds": 6}, {"leave_after_s": 100.0})
+    stage.play(until=stage.in_round(3))
+    stage.now += jump
+    stage.kill_server()
+    stage.play(until=stage.in_round(5))
+    stage.now -= jump / 2
+    stage.kill_server()
+    assert len(stage.conductor.attendance.roster.present) == 4, "known clients count as just seen"
+    run = stage.play()
+    records = list(run.records())
+    times = [at_s for record in records for at_s in (record.opened_s, *record.arrival_s, record.closed_s)]
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] < 300
+    assert not any(len(record.left) for record in records)
+    assert apart(fed_again(run), run.model()) <= 1e-6

@@ -5,16 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from safa import load_run
 from safa.cli import main
+from safa.experiment import load_problem
 from safa.paper.collect import Results
+from safa.runs import write_config
+from safa.settings import Settings
+from safa.tasks import catalogue
 
 SETTINGS = {
     "task", "protocol", "clock", "seed", "fraction", "crash_rate", "lag_tolerance", "rounds", "clients", "epochs",
@@ -175,6 +181,7 @@ def test_the_lists(capsys: Capture) -> None:
         ("run boston --trace none.csv", "cannot read none.csv: No such file or directory"),
         ("run boston --out used", "used already holds a run; choose another folder, or replace it with --force"),
         ("run boston --out other", "other holds other files; choose an empty or new folder"),
+        ("run boston --out foreign --force", "foreign holds other files; choose an empty or new folder"),
         ("run boston --out few.txt", "few.txt is not a folder"),
         ("run boston --out few.txt/deep", "cannot make the folder few.txt/deep: Not a directory"),
         ("run boston --set patience", "--set needs NAME=VALUE, not 'patience'"),
@@ -200,9 +207,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     Path("bad.txt").write_text("1\n-1\n1\n1\n1\n")
     Path("word.txt").write_text("30\n30\nx\n30\n30\n")
     Path("used").mkdir()
-    Path("used/config.toml").write_text("precious")
+    write_config(Path("used"), Settings.of("boston"))
     Path("other").mkdir()
     Path("other/thesis.tex").write_text("precious")
+    Path("foreign").mkdir()
+    Path("foreign/config.toml").write_text('title = "precious"')
+    precious = Path("used/config.toml").read_bytes()
     before = sorted(Path().rglob("*"))
     assert main(arguments.split()) == 2
     captured = capsys.readouterr()
@@ -210,7 +220,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     assert captured.err.startswith(f"safa: {complaint}")
     assert captured.err.count("\n") == 1
     assert sorted(Path().rglob("*")) == before  # nothing lost, nothing half-written
-    assert Path("used/config.toml").read_text() == "precious"
+    assert Path("used/config.toml").read_bytes() == precious
 
 
 def test_force_replaces_a_run() -> None:
@@ -352,3 +362,140 @@ cli.entry()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "safa: stopped\n")
+
+
+# -- a stranger's folder -----------------------------------------------------------------------------------------------
+
+EVIL = """
+from pathlib import Path
+Path("was-imported").touch()
+""" + OWN.replace("torch.randn(90, 3)", "torch.linspace(-1, 1, 270).reshape(90, 3)")
+
+
+def forget_evil() -> None:
+    sys.modules.pop("evil", None)
+    catalogue._own_task.cache_clear()
+    load_problem.cache_clear()
+
+
+@pytest.fixture(name="strangers")
+def _strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The folder of a stopped run whose task is a module that lies in the current folder, too."""
+    monkeypatch.syspath_prepend(".")
+    Path("evil.py").write_text(EVIL)
+    forget_evil()
+    command = ["run", "evil:problem", "--rounds", "5", "--checkpoint-every", "2", "--clients", "3", "--quiet"]
+    assert main([*command, "--out", "run"]) == 0
+    Path("run/summary.json").unlink()
+    Path("run/model.safetensors").unlink()
+    Path("was-imported").unlink()
+    forget_evil()
+    yield "run"
+    forget_evil()
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("replay run", "the task of this run, evil:problem, is not built in; if you trust it, name it: "
+         "safa replay run --task evil:problem"),
+        ("run --resume run", "the task of this run, evil:problem, is not built in; if you trust it, name it: "
+         "safa run evil:problem --resume run"),
+        ("replay run --task boston", "the task of this run is 'evil:problem', not 'boston'"),
+        ("replay run --task other:problem", "the task of this run is 'evil:problem', not 'other:problem'"),
+        ("run other:problem --resume run", "the task of this run is 'evil:problem', not 'other:problem'"),
+    ],
+)  # fmt: skip
+def test_nothing_is_imported_because_a_folder_names_it(
+    strangers: str, command: str, told: str, capsys: Capture
+) -> None:
+    list(load_run(strangers).records())
+    before = {path: path.read_bytes() for path in Path(strangers).rglob("*") if path.is_file()}
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"safa: {told}\n"
+    assert not Path("was-imported").exists()
+    assert "evil" not in sys.modules
+    assert {path: path.read_bytes() for path in Path(strangers).rglob("*") if path.is_file()} == before
+
+
+def test_a_report_imports_nothing_either(strangers: str) -> None:
+    assert main(["report", strangers]) == 0
+    assert not Path("was-imported").exists()
+
+
+@pytest.mark.parametrize("command", ["replay run --task evil:problem", "run evil:problem --resume run --quiet"])
+def test_what_is_named_on_the_command_line_is_imported(strangers: str, command: str) -> None:
+    assert main(command.split()) == 0
+    assert Path("was-imported").exists()
+    assert (load_run(strangers).summary is not None) == command.startswith("run")
+
+
+def test_a_run_of_an_unnamed_problem_is_resumed_by_any_name(strangers: str, capsys: Capture) -> None:
+    config = Path(strangers, "config.toml")
+    config.write_text(config.read_text().replace("evil:problem", "your own"))
+    assert main(["run", "--resume", strangers]) == 2
+    told = "this run is of a problem that was given in Python; name it: safa run package.module:attribute --resume run"
+    assert capsys.readouterr().err == f"safa: {told}\n"
+    assert main(["run", "evil:problem", "--resume", strangers, "--quiet"]) == 0
+
+
+def test_a_deployment_is_not_resumed_as_a_simulation(capsys: Capture) -> None:
+    Path("run").mkdir()
+    write_config(Path("run"), Settings.of("boston"))
+    Path("run/deploy.toml").write_text("")
+    assert main(["run", "--resume", "run"]) == 2
+    assert "the run in run is a deployment; safa deploy server (or local) --resume run" in capsys.readouterr().err
+
+
+# -- what the system refuses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "part", "told"),
+    [
+        ("report run", "run/report.html", "cannot write run/report.html: No space left on device"),
+        ("replay run --out again", "again", "cannot write again: No space left on device"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(command: str, part: str, told: str, capsys: Capture) -> None:
+    assert main(["run", "boston", "--rounds", "3", "--clients", "3", "--quiet", "--out", "run"]) == 0
+    Path(f"{part}.part").symlink_to("/dev/full")
+    before = {path: path.read_bytes() for path in Path("run").iterdir() if path.suffix != ".part"}
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"safa: {told}\n"
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_sweep_on_a_full_disk_is_one_sentence(capsys: Capture) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        assert (
+            main(
+                [
+                    "sweep",
+                    "boston",
+                    "--no-train",
+                    "--rounds",
+                    "2",
+                    "--seed",
+                    "0,1,2,3",
+                    "--workers",
+                    "1",
+                    "--quiet",
+                    "--out",
+                    "table",
+                ]
+            )
+            == 2
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == "safa: cannot write table/results.csv: File too large\n"
+
+
+def test_a_folder_in_the_way_is_one_sentence(capsys: Capture) -> None:
+    assert main(["run", "boston", "--no-train", "--rounds", "3", "--quiet", "--out", "run"]) == 0
+    Path("run/report.html").mkdir()
+    assert main(["report", "run"]) == 2
+    assert capsys.readouterr().err == "safa: cannot use run/report.html: Is a directory\n"

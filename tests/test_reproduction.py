@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,45 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     path.write_bytes(whole[:-20])
     results = Results(path)
     assert len(results) == 1
-    assert path.read_bytes() == whole[: whole.index(b"\n") + 1]
+    assert path.read_bytes() == whole[:-20]  # who only reads changes nothing
     list(collect([small(0), small(1)], results))
     assert len(Results(path)) == 2
+    assert path.read_bytes().startswith(whole[: whole.index(b"\n") + 1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda row: "[" * 100_000, "it is not JSON"),
+        (lambda row: "7", "it is not a result with a key"),
+        (lambda row: json.dumps(row | {"summary": {}}), "summary must hold all metrics"),
+        (lambda row: json.dumps(row | {"summary": row["summary"] | {"futility": "much"}}), "unlike futility"),
+        (lambda row: json.dumps(row | {"target_s": []}), "target_s and target_round must be numbers"),
+        (lambda row: json.dumps(row | {"loss": [1.0]}), "must be lists, all of them or none"),
+        (lambda row: json.dumps(row | {"loss": [1], "accuracy": [1], "closed_s": [1, 2]}), "lists of one length"),
+    ],
+)
+def test_garbage_in_the_results_is_one_sentence(
+    damage: Callable[[dict[str, Any]], str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.jsonl"
+    list(collect([small(0)], Results(path)))
+    good = path.read_text()
+    path.write_text(good + damage(json.loads(good)) + "\n")
+    before = path.read_bytes()
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"results.jsonl, line 2: {complaint}" in said or ("line 2: " in said and complaint in said)
+    assert said.count("\n") == 1
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["results.jsonl"]
+
+
+def test_garbage_in_the_sessions_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    list(collect([small(0)], Results(tmp_path / "results.jsonl")))
+    (tmp_path / "sessions.jsonl").write_bytes(b'{"command": 3}\n')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "sessions.jsonl, line 1: it is not the note of a session" in capsys.readouterr().err
 
 
 KILLED = """

@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 something that was given cannot be used (one sentence on s
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from safa.protocol import available
 from safa.runs import RunWriter, load_run, new_folder, next_folder, plain, write_atomically
 from safa.show import print_rows, print_summary, with_progress
 from safa.simulation import make_fleet
+from safa.storage import writing
 from safa.sweep import combinations, run_sweep
 from safa.tasks import TASKS
 
@@ -61,7 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as problem:
+        print(f"safa: {_sentence(problem)}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _sentence(problem: OSError) -> str:
+    """What the system refused, and why."""
+    verb = "write" if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG) else "use"
+    return f"cannot {verb} {problem.filename or 'the output'}: {problem.strerror or problem}"
 
 
 def entry() -> NoReturn:
@@ -112,7 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     add_settings(run, lists=False)
     run.add_argument("--config", metavar="FILE", help="settings from a config.toml; options given here go before it")
-    run.add_argument("--resume", metavar="DIR", help="go on with the run in this folder where it was stopped")
+    run.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="go on with the run in this folder where it was stopped; name the task if it is not built in",
+    )
     run.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object, nothing else")
     run.add_argument(
         "--out",
@@ -152,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     replay.add_argument("folder", metavar="DIR", help="the folder of a run")
+    replay.add_argument(
+        "--task", metavar="NAME", help="the task, package.module:attribute, of a run whose task is not built in"
+    )
     replay.add_argument("--out", metavar="FILE", help="write the model to this .safetensors file")
     replay.set_defaults(command=_replay)
 
@@ -205,10 +223,17 @@ def _begun(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
-    """A run that was stopped; all of its settings are in its folder."""
-    if arguments.task or arguments.config or arguments.out or given_settings(arguments):
+    """A run that was stopped; all of its settings are in its folder. A task of one's own is named again."""
+    named = arguments.task and ":" in arguments.task
+    if (arguments.task and not named) or arguments.config or arguments.out or given_settings(arguments):
         raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
-    return take_up(arguments.resume)
+
+    def tell(sentence: str) -> None:
+        print(f"safa: {sentence}", file=sys.stderr)
+
+    return take_up(
+        arguments.resume, arguments.task, tell=tell, how=lambda task: f"safa run {task} --resume {arguments.resume}"
+    )
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -238,7 +263,7 @@ def _report(arguments: argparse.Namespace) -> None:
     from safa.report import write_report
 
     folder = Path(arguments.folder)
-    if (folder / RESULTS).is_file():
+    if (folder / RESULTS).exists():
         bias = reproduction.bias_of_figure_5() if reproduction.has_figure_5(folder) else ()
         page = reproduction.write_reproduction(folder, bias=bias)
     else:
@@ -252,14 +277,15 @@ def _replay(arguments: argparse.Namespace) -> None:
     from safa.replay import replay
 
     run = load_run(arguments.folder)
-    model = replay(run)
+    own = run.model() if run.summary is not None and run.settings.train else {}
+    model = replay(run, arguments.task, how=lambda task: f"safa replay {arguments.folder} --task {task}")
     if arguments.out:
-        write_atomically(Path(arguments.out), save(model))
+        with writing(Path(arguments.out)):
+            write_atomically(Path(arguments.out), save(model))
     console = Console(highlight=False)
     if run.summary is None:
         console.print("The run did not come to its end; its records were replayed as far as they go.", soft_wrap=True)
         return
-    own = run.model()
     apart = max(float((model[name].double() - own[name].double()).abs().max()) for name in own)
     same = "equal to" if apart == 0 else f"at most {apart:.2g} away from"
     console.print(f"The model made anew from the records is {same} the run's own.", soft_wrap=True)
@@ -269,7 +295,8 @@ def _speeds(folder: Path) -> Any:
     """The speeds of the clients of a run, where its world was simulated and can be built again."""
     try:
         run = load_run(folder)
-        return make_fleet(run.settings).speeds if run.roster() is None else None
+        as_simulated = run.roster() is None and run.clients_at_start() == run.settings.clients
+        return make_fleet(run.settings).speeds if as_simulated else None
     except SafaError:
         return None
 

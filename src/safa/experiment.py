@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +23,7 @@ from safa.records import RoundRecord
 from safa.runs import Run, RunWriter, load_run
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
-from safa.tasks import find_task, task_of
+from safa.tasks import TASKS, find_task, task_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +41,15 @@ __all__ = [
     "make_optimiser",
     "make_shards",
     "play",
+    "problem_of",
+    "resume",
     "simulate",
     "take_up",
 ]
+
+_UNNAMED = "your own"  # the task of a run whose problem was given to `simulate` as an object
+_WRITTEN, _IS_NAME = "package.module:attribute", re.compile(r"[\w.]{1,200}:\w{1,200}")
+_DEPLOYED = "deploy.toml"
 
 CLIENT_METRICS: dict[str, str] = {
     "client_accuracy_mean": "mean accuracy on the clients' own data",
@@ -61,8 +71,9 @@ class Experiment:
         self.finished = 0
         """Rounds that were done before this object took over."""
         self._learning = None
+        self._problem = None
         if settings.train:
-            problem = problem or load_problem(settings.task)
+            self._problem = problem = problem or load_problem(settings.task)
             sizes = np.asarray(fleet.sizes, dtype=np.float64)
             self._learning = Learning(settings, problem, sizes, shards=make_shards(settings, problem, sizes))
 
@@ -84,6 +95,10 @@ class Experiment:
     def state(self) -> dict[str, Tensor]:
         """What has been learnt so far, as named tensors."""
         return self._learning.learner.state() if self._learning else {}
+
+    def notes(self) -> dict[str, str]:
+        """What is kept with `state`, so that it is not taken up with another problem."""
+        return _about(self._problem) if self._problem else {}
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""
@@ -109,7 +124,7 @@ def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundReco
             if writer is not None:
                 writer.add(record)
                 if settings.train and record.round % settings.checkpoint_every == 0 and record.round < settings.rounds:
-                    writer.checkpoint(record.round, experiment.state())
+                    writer.checkpoint(record.round, experiment.state(), experiment.notes())
             yield record
     except BaseException:
         if writer is not None:
@@ -119,16 +134,101 @@ def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundReco
         writer.close(experiment.summary(), experiment.model())
 
 
-def take_up(folder: str | Path) -> tuple[Experiment, RunWriter]:
-    """An experiment that goes on where the run in this folder was stopped."""
+def problem_of(settings: Settings, given: str | Problem | None, *, how: Callable[[str], str]) -> Problem:
+    """The problem of a run that was written earlier: one that is built in, or the one that is given.
+
+    Nothing is imported because a run's folder names it: a task that is not built in has to be given. `how` says what to
+    type for a task of that name.
+    """
+    task = settings.task
+    if given is not None and not isinstance(given, str):
+        return given
+    if given is None and task in TASKS:
+        return load_problem(task)
+    if given is None:
+        if task == _UNNAMED:
+            raise SafaError(f"this run is of a problem that was given in Python; name it: {how(_WRITTEN)}")
+        if not _IS_NAME.fullmatch(task):
+            raise SafaError(f"the settings of this run name no task: {task[:60]!r}")
+        raise SafaError(f"the task of this run, {task}, is not built in; if you trust it, name it: {how(task)}")
+    if given != task and (task != _UNNAMED or given in TASKS):
+        raise SafaError(f"the task of this run is {task!r}, not {given!r}")
+    return load_problem(given)
+
+
+def take_up(
+    folder: str | Path,
+    problem: str | Problem | None = None,
+    *,
+    tell: Callable[[str], object] = warnings.warn,
+    how: Callable[[str], str] = lambda task: f"safa.resume(folder, {task!r})",
+) -> tuple[Experiment, RunWriter]:
+    """An experiment that goes on where the run in this folder was stopped.
+
+    Nothing in the folder is changed before everything has been read and checked. `tell` is given a sentence for every
+    checkpoint that could not be used.
+    """
     run = load_run(folder)
+    if (Path(folder) / _DEPLOYED).exists():
+        raise SafaError(f"the run in {folder} is a deployment; safa deploy server (or local) --resume {folder} goes on")
     if run.summary is not None:
         raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
-    found = run.load_checkpoint()
-    experiment = Experiment(run.settings)
+    there = sum(1 for _ in run.records()) if run.has_rounds() else 0
+    found = run.load_checkpoint(most=there)
+    if found.other_settings:
+        raise SafaError(found.problems[-1])
+    if there and not found.rounds:
+        _check_first_round(run)
+    chosen = problem_of(run.settings, problem, how=how) if run.settings.train else None
+    if chosen and found.rounds:
+        _check_problem(chosen, found.notes)
+    experiment = Experiment(run.settings, chosen)
     if found.rounds:
         experiment.resume(itertools.islice(run.records(), found.rounds), found.state)
+    from_there = f"goes on behind round {found.rounds}" if found.rounds else "starts again from its beginning"
+    for sentence in found.problems:
+        tell(f"{sentence}; the run {from_there}")
     return experiment, RunWriter.resume(run, found.rounds)
+
+
+def _check_first_round(run: Run) -> None:
+    """Complain about rounds that would be lost if the run was begun again, because its settings give others."""
+    if run.clients_at_start() == run.settings.clients:
+        there, again = next(run.records()), next(run_rounds(run.settings))
+        if replace(there, loss=None, accuracy=None, diverged=0).to_json() == again.to_json():
+            return
+    raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")
+
+
+def _about(problem: Problem) -> dict[str, str]:
+    """What a problem's data and model look like: sizes, types and names, not the numbers."""
+    data = {
+        name: [f"{list(tensor.shape)} of {tensor.dtype}" for tensor in part]
+        for name, part in (("train", problem.train), ("test", problem.test))
+    }
+    model = {name: list(tensor.shape) for name, tensor in problem.start_model(0).state_dict().items()}
+    return {"data": json.dumps(data), "model": json.dumps(model)}
+
+
+def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
+    """Complain about a problem that is not the one a checkpoint was made with, as far as that shows."""
+    for name, value in _about(problem).items():
+        there = notes.get(name, "")
+        if value != there:
+            what = f"its {name} are {value}, not {there}" if name == "data" else "its model has other parameters"
+            raise SafaError(f"this is not the problem that the run was begun with: {what}")
+
+
+def resume(folder: str | Path, problem: str | Problem | None = None) -> Run:
+    """Go on with the run in a folder where it was stopped, to its end, and return it.
+
+    It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
+    built in: the problem itself, or its name as `package.module:attribute`.
+    """
+    experiment, writer = take_up(folder, problem)
+    for _ in play(experiment, writer):
+        pass
+    return load_run(folder)
 
 
 def simulate(
@@ -145,7 +245,7 @@ def simulate(
     `out` the run is written to that folder, too.
     """
     problem = None if isinstance(task, str) else task
-    named = task if isinstance(task, str) else task_of(task, "your own")
+    named = task if isinstance(task, str) else task_of(task, _UNNAMED)
     chosen = Settings.of(named, preset=preset, **settings)
     experiment = Experiment(chosen, problem)
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None

@@ -8,14 +8,15 @@ measure and to draw everything later; no model travels with it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EndedBy", "Ids", "Refusal", "RoundRecord", "Rule", "Verdict"]
+__all__ = ["EndedBy", "Ids", "RecordOrder", "Refusal", "RoundRecord", "Rule", "Verdict"]
 
 Ids = NDArray[np.int64]
 """Client numbers, 0 to m-1, in a one-dimensional array."""
@@ -172,26 +173,180 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Read back what `to_json` wrote."""
-        values: dict[str, Any] = json.loads(line)
-        for name, dtype in _ARRAYS.items():
-            values[name] = np.array(values[name], dtype=dtype)
-        return cls(**values | {"rule": Rule(values["rule"]), "ended_by": EndedBy(values["ended_by"])})
+        """Read back what `to_json` wrote; a `ValueError` says in a sentence what is wrong with anything else."""
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError("it is not JSON") from None
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+        record = cls(**_checked(values))
+        _check_updates(record)
+        return record
 
 
-_ARRAYS: dict[str, type] = {
-    "sent": np.int64,
-    "sent_version": np.int64,
-    "deprecated": np.int64,
-    "client": np.int64,
-    "base": np.int64,
-    "verdict": np.int8,
-    "refusal": np.int8,
-    "arrival_s": np.float64,
-    "weight": np.float64,
-    "into": np.int64,
-    "crashed": np.int64,
-    "joined": np.int64,
-    "joined_size": np.float64,
-    "left": np.int64,
+class RecordOrder:
+    """Checks, one record after the other, that they make a run: in order, and about clients that exist."""
+
+    def __init__(self, *, rule: Rule, clients: int) -> None:
+        """`rule` is that of the run's protocol; at most `clients` are there before the first round."""
+        self._rule, self._most = rule, clients
+        self.round = self._version = self._enrolled = 0
+        self.at_start = 0
+        """How many clients there were before the first round."""
+        self.known = 0
+        """How many clients there ever were."""
+
+    def check(self, record: RoundRecord) -> None:
+        """Take in the next record; a `ValueError` says in a sentence what is wrong with it."""
+        if record.round != self.round + 1:
+            raise ValueError(f"round must be {self.round + 1}, not {record.round}")
+        if record.rule is not self._rule:
+            raise ValueError(f"rule must be {self._rule.value!r}, as that of the protocol, not {record.rule.value!r}")
+        most = self._version + max(1, len(record.client))
+        if not self._version <= record.version <= most:
+            raise ValueError(f"version must be from {self._version} to {most}, not {record.version}")
+        self._count_clients(record)
+        _check_clients(record, self.known)
+        self.round, self._version = record.round, record.version
+
+    def _count_clients(self, record: RoundRecord) -> None:
+        came = len(record.joined) - len(record.left)
+        if not self.round:
+            self.at_start = self.known = self._enrolled = record.clients - came
+            if not 0 <= self.at_start <= self._most:
+                raise ValueError(f"clients must be at most {self._most} before the first round, not {self.at_start}")
+        elif record.clients != self._enrolled + came:
+            raise ValueError(f"clients must be {self._enrolled + came} after who joined and left, not {record.clients}")
+        self._enrolled = record.clients
+        self.known += int(np.count_nonzero(record.joined >= self.known))
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record in their proper types, each by itself in order."""
+    known = {item.name: item for item in fields(RoundRecord)}
+    unknown = sorted(values.keys() - known.keys())
+    if unknown:
+        raise ValueError(f"there is a field {_shown(unknown[0])}, which no record has")
+    found: dict[str, Any] = {}
+    for name, item in known.items():
+        if name in values:
+            found[name] = _checked_field(name, str(item.type), values[name])
+        elif item.default is MISSING:
+            raise ValueError(f"there is no {name}")
+    return found
+
+
+def _checked_field(name: str, kind: str, value: Any) -> Any:
+    if name in _ARRAYS:
+        return _checked_array(name, value)
+    if name in _CHOICES:
+        if value not in list(_CHOICES[name]):
+            raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}")
+        return _CHOICES[name](value)
+    if kind == "float | None":  # a score; that of a model that diverged may be any number
+        if value is not None and (type(value) not in (int, float) or (type(value) is int and abs(value) > _MOST)):
+            raise ValueError(f"{name} must be a number or null, not {_shown(value)}")
+        return value
+    whole = kind == "int"
+    if type(value) not in ((int,) if whole else (int, float)):
+        raise ValueError(f"{name} must be a {'whole ' * whole}number, not {_shown(value)}")
+    if not 0 <= value < (_MOST if whole else _LONGEST):
+        raise ValueError(f"{name} must be at least 0 and finite, not {_shown(value)}")
+    return value
+
+
+def _checked_array(name: str, value: Any) -> NDArray[Any]:
+    dtype, least, most = _ARRAYS[name]
+    whole = np.issubdtype(dtype, np.integer)
+    if not isinstance(value, list) or not set(map(type, value)) <= ({int} if whole else {int, float}):
+        raise ValueError(f"{name} must be a list of {'whole ' * whole}numbers")
+    try:
+        array = np.array(value, dtype=np.int64 if whole else np.float64)
+    except OverflowError:
+        raise ValueError(f"{name} holds a number that is too large") from None
+    if len(array) and not (np.isfinite(array).all() and least <= array.min() and array.max() <= most):
+        raise ValueError(f"{name} must hold numbers from {least} to {most} only")
+    return array.astype(dtype, copy=False)
+
+
+def _check_updates(record: RoundRecord) -> None:
+    """What the fields of a record say of each other."""
+    for group in _GROUPS:
+        lengths = {name: len(getattr(record, name)) for name in group}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the lists {', '.join(group)} must be of one length, not {list(lengths.values())}")
+    if record.round < 1:
+        raise ValueError(f"round must be at least 1, not {record.round}")
+    if record.closed_s < record.opened_s:
+        raise ValueError(f"closed_s must not be before opened_s, {record.opened_s}, not {record.closed_s}")
+    if (record.loss is None) != (record.accuracy is None):
+        raise ValueError("loss and accuracy must both be numbers, or both null")
+    refused = record.verdict == Verdict.REFUSED
+    if not np.array_equal(refused, record.refusal != Refusal.NONE):
+        raise ValueError("refusal must be above 0 where verdict is 2, and only there")
+    if len(record.sent) and record.sent_version.max() > record.version:
+        raise ValueError(f"sent_version must be at most the version, {record.version}")
+    taken = ~refused
+    if taken.any() and not (record.base[taken].min() >= 0 and record.base[taken].max() <= record.version):
+        raise ValueError(f"base must be from 0 to the version, {record.version}, of an update that was taken")
+    if len(record.into) and record.into.max() > record.version + 1:
+        raise ValueError(f"into must be at most the version that comes next, {record.version + 1}")
+    if np.any(taken & (record.into >= 0) & (record.base >= record.into)):
+        raise ValueError("into must be above base: an update goes into a later version than it was trained from")
+    if len(record.deprecated) and not np.isin(record.deprecated, record.sent).all():
+        raise ValueError("deprecated must name clients out of sent")
+
+
+def _check_clients(record: RoundRecord, known: int) -> None:
+    """Whether all clients of a record exist. Only an update that was refused as a stranger's may name any number."""
+    strangers = record.refusal == Refusal.UNKNOWN_CLIENT
+    named: Mapping[str, Ids] = {
+        "sent": record.sent,
+        "client": record.client[~strangers],
+        "crashed": record.crashed,
+        "joined": record.joined,
+        "left": record.left,
+    }
+    for name, ids in named.items():
+        if len(ids) and not (ids.min() >= 0 and ids.max() < known):
+            wrong = int(ids[(ids < 0) | (ids >= known)][0])
+            raise ValueError(f"{name} names client {wrong}, but there are {known}, counted from 0")
+    for name in ("joined", "left"):
+        if len(np.unique(named[name])) < len(named[name]):
+            raise ValueError(f"{name} names a client twice")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message: short, on one line."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+_MOST, _LONGEST = 2**63, 1e300
+_ANY = -(2**63), 2**63 - 1
+_CLIENTS = 0, 2**63 - 1
+_NUMBERS = -_LONGEST, _LONGEST
+_CHOICES: dict[str, type[Rule] | type[EndedBy]] = {"rule": Rule, "ended_by": EndedBy}
+_GROUPS = (
+    ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into"),
+    ("sent", "sent_version"),
+    ("joined", "joined_size"),
+)
+_ARRAYS: dict[str, tuple[type, float, float]] = {
+    "sent": (np.int64, *_CLIENTS),
+    "sent_version": (np.int64, *_CLIENTS),
+    "deprecated": (np.int64, *_CLIENTS),
+    "client": (np.int64, *_ANY),
+    "base": (np.int64, *_ANY),
+    "verdict": (np.int8, min(Verdict), max(Verdict)),
+    "refusal": (np.int8, min(Refusal), max(Refusal)),
+    "arrival_s": (np.float64, *_NUMBERS),
+    "weight": (np.float64, *_NUMBERS),
+    "into": (np.int64, -1, 2**63 - 1),
+    "crashed": (np.int64, *_CLIENTS),
+    "joined": (np.int64, *_CLIENTS),
+    "joined_size": (np.float64, 0, _LONGEST),
+    "left": (np.int64, *_CLIENTS),
 }
+"""Fields that are arrays, with the type of their numbers and the least and the greatest that is allowed."""

@@ -7,7 +7,7 @@ whether the run was simulated or took place on real devices.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.experiment import Learning, load_problem, make_shards
+from safa.experiment import Learning, make_shards, problem_of
 from safa.runs import Run
 from safa.simulation import make_fleet
 
@@ -30,9 +30,16 @@ _NEVER = sys.maxsize  # a number of rounds that no run has
 
 
 def replay(
-    run: Run, problem: Problem | None = None, shards: Sequence[NDArray[np.int64]] | None = None
+    run: Run,
+    problem: str | Problem | None = None,
+    shards: Sequence[NDArray[np.int64]] | None = None,
+    *,
+    how: Callable[[str], str] = lambda task: f"safa.replay(run, {task!r})",
 ) -> dict[str, Tensor]:
     """The last global model of a run, trained anew from its records, as a module's state.
+
+    `problem` is needed where the task of the run is not built in: the problem itself, or its name as
+    `package.module:attribute`. No module is imported because the run's settings name it.
 
     `shards` says by client number which training samples a client holds, where that is not what the run's settings
     say. In a deployment, clients are numbered in the order in which they enrolled; its roster says which part of the
@@ -40,7 +47,10 @@ def replay(
     """
     first, ever = _clients(run)
     settings = replace(run.settings, eval_every=_NEVER)
-    problem = problem or load_problem(settings.task)
+    problem = problem_of(settings, problem, how=how)
+    _check_model(run, problem)
+    if shards is None and run.roster() is None and first != settings.clients:
+        raise SafaError(f"the rounds of this run began with {first} clients, but its settings say {settings.clients}")
     sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
     given = _rostered(run, make_shards(settings, problem, sizes)) if shards is None else shards
     if ever > len(given):
@@ -49,8 +59,23 @@ def replay(
         sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
     learning = Learning(settings, problem, sizes, shards=given)
     for record in run.records():
-        learning.learner.apply(record)
+        try:
+            learning.learner.apply(record)
+        except (KeyError, IndexError) as missing:
+            what = "it builds on a model that the rounds before it did not make"
+            raise SafaError(f"round {record.round} cannot be replayed: {what}") from missing
     return learning.model()
+
+
+def _check_model(run: Run, problem: Problem) -> None:
+    """Complain about a problem whose model is not that of the run, where the run's is there to be compared."""
+    try:
+        own = run.model()
+    except SafaError:
+        return
+    model = problem.start_model(0).state_dict()
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in model.items()}:
+        raise SafaError("the model of the run has other tensors than that of the problem")
 
 
 def _rostered(run: Run, parts: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[np.int64]]:
@@ -61,7 +86,7 @@ def _rostered(run: Run, parts: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[
     found = []
     for member in roster:
         part = member["details"].get("partition")
-        if not isinstance(part, int) or not 0 <= part < len(parts):
+        if type(part) is not int or not 0 <= part < len(parts):
             raise SafaError(f"the data of {member['name']} is its own and not here; give the shards to replay with")
         found.append(parts[part])
     return found

@@ -11,17 +11,30 @@ import math
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from safa.analysis import METRICS
 from safa.errors import SafaError
-from safa.records import RoundRecord
-from safa.settings import Settings
-from safa.storage import PART, read_sealed, write_atomically, write_sealed
+from safa.protocol import registry
+from safa.records import RecordOrder, RoundRecord
+from safa.settings import FORMAT, Settings, as_toml
+from safa.storage import (
+    PART,
+    append,
+    read_json,
+    read_sealed,
+    read_tensors,
+    reading,
+    write_atomically,
+    write_sealed,
+    writing,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,34 +50,98 @@ __all__ = [
     "next_folder",
     "plain",
     "write_atomically",
+    "write_config",
 ]
 
-_MARKS = ("config.toml", "results.csv")
 _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
+_TABLE = "results.csv"
 ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
+_DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
+_FILES = (
+    "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "pardons.json",
+    "server.log", "lock", _TABLE, _CONFIG,
+)  # fmt: skip
+"""The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
 _CHECKPOINTS, _GENERATION = "checkpoint", re.compile(r"state-([0-9]{6,})\.safetensors")
 _CHECKPOINT_FORMAT = "safa checkpoint 1"
 _GENERATIONS = 2
-_HEAD = ("format", "rounds", "settings")  # what every checkpoint notes, beside what its writer does
+_LARGEST = 1e300  # no number in a file is larger
+_DEVICE_STATE = "state.safetensors"
 
 
 def new_folder(path: Path, *, force: bool) -> Path:
-    """Make an empty folder for results; one that holds a run already is replaced only with `force`."""
+    """Make a folder for results. One that holds a run or a sweep already is used only with `force`.
+
+    Then the files that this program wrote are removed from it; what others put there stays.
+    """
     if path.exists():
         if not path.is_dir():
             raise SafaError(f"{path} is not a folder")
-        holds_run = any((path / mark).exists() for mark in _MARKS)
-        if holds_run and not force:
-            raise SafaError(f"{path} already holds a run; choose another folder, or replace it with --force")
-        if not holds_run and any(path.iterdir()):
+        if _is_ours(path):
+            if not force:
+                raise SafaError(f"{path} already holds a run; choose another folder, or replace it with --force")
+            _remove_run(path)
+        elif any(path.iterdir()):
             raise SafaError(f"{path} holds other files; choose an empty or new folder")
-        shutil.rmtree(path)
     try:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SafaError(f"cannot make the folder {path}: {problem.strerror}") from None
     return path
+
+
+def write_config(folder: Path, settings: Settings) -> None:
+    """Write the settings of a run into its folder; this marks it as a folder that this program wrote."""
+    write_atomically(folder / _CONFIG, (f"format = {as_toml(FORMAT)}\n" + settings.to_toml()).encode())
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this program wrote a run or a sweep into a folder."""
+    try:
+        if (folder / _CONFIG).is_file():
+            return tomllib.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
+        if (folder / _TABLE).is_file():
+            with (folder / _TABLE).open(encoding="utf-8") as table:
+                names = table.readline(100_000).rstrip("\n").split(",")
+            return names[0] == "task" and names[-1] == "wall_time_s" and set(METRICS) <= set(names)
+    except (OSError, ValueError, RecursionError):
+        pass
+    return False
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove what this program wrote into the folder of a run or a sweep; nothing at all if that is not clear."""
+    from safa.deploy.lock import is_held
+
+    files = [folder / f"{name}{end}" for name in _FILES for end in (PART, "")]
+    checkpoints = _files_in(folder / _CHECKPOINTS)
+    folders = [folder / _CHECKPOINTS]
+    is_deployment = (folder / _LINK).is_file()
+    if is_deployment:
+        folders += [folder / _LINK.parent, folder / _CLIENTS, *_files_in(folder / _CLIENTS)]
+    for path in [path for path in (*files, *folders) if path.is_symlink() or path.exists()]:
+        if path.is_symlink() or path.is_dir() != (path in folders):
+            raise SafaError(f"{path} is not what this program wrote under that name; remove or rename it first")
+    if is_held(folder):
+        raise SafaError(f"a server works on the run in {folder}; stop it first")
+    states = [path for client in _files_in(folder / _CLIENTS) for path in _files_in(client)] if is_deployment else []
+    with writing(folder):
+        if is_deployment:
+            shutil.rmtree(folder / _LINK.parent)
+        for path in (
+            *(path for path in checkpoints if _GENERATION.fullmatch(path.name.removesuffix(PART))),
+            *(path for path in states if path.name.removesuffix(PART) == _DEVICE_STATE),
+            *files,
+        ):
+            path.unlink(missing_ok=True)
+    for path in reversed(folders):
+        with suppress(OSError):  # where there is something else in it, it stays
+            path.rmdir()
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def next_folder(name: str) -> Path:
@@ -90,50 +167,55 @@ class RunWriter:
     def begin(cls, folder: Path, settings: Settings, *, force: bool = False) -> RunWriter:
         """Begin a new folder."""
         new_folder(folder, force=force)
-        write_atomically(folder / _CONFIG, settings.to_toml().encode())
-        return cls(folder, (folder / _ROUNDS).open("ab", buffering=0), settings)
+        with writing(folder / _CONFIG):
+            write_config(folder, settings)
+        with writing(folder / _ROUNDS):
+            return cls(folder, (folder / _ROUNDS).open("ab", buffering=0), settings)
 
     @classmethod
     def resume(cls, run: Run, finished: int) -> RunWriter:
         """Go on with a folder behind its first `finished` rounds; what was written after them is dropped."""
         if run.folder is None:
             raise SafaError("a run that is held in memory cannot be taken up again")
-        rounds = run.folder / _ROUNDS
-        rounds.touch()
-        with rounds.open("rb") as lines:
-            length = sum(len(line) for line in islice(lines, finished))
-        os.truncate(rounds, length)
-        return cls(run.folder, rounds.open("ab", buffering=0), run.settings)
+        path = run.folder / _ROUNDS
+        with writing(path):
+            rounds = path.open("ab", buffering=0)
+            with path.open("rb") as lines:
+                os.truncate(path, sum(len(line) for line in islice(lines, finished)))
+        return cls(run.folder, rounds, run.settings)
 
     def add(self, record: RoundRecord) -> None:
         """Append a round, as one line in one write."""
-        self._rounds.write(record.to_json().encode() + b"\n")
+        with writing(self.folder / _ROUNDS):
+            append(self._rounds, record.to_json().encode() + b"\n")
 
     def checkpoint(self, finished: int, state: dict[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
         """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it.
 
         `notes` is what else is to be kept with it, as text by name. The checkpoint before this one is kept, too.
         """
-        os.fsync(self._rounds.fileno())
         folder = self.folder / _CHECKPOINTS
-        folder.mkdir(exist_ok=True)
-        head = dict(zip(_HEAD, (_CHECKPOINT_FORMAT, str(finished), _fingerprint(self._settings)), strict=True))
-        write_sealed(folder / f"state-{finished:06d}.safetensors", state, {**(notes or {}), **head})
-        others = {rounds: path for rounds, path in _generations(self.folder).items() if rounds != finished}
-        kept = [rounds for rounds in others if rounds < finished][: _GENERATIONS - 1]
-        for path in [path for rounds, path in others.items() if rounds not in kept]:
-            path.unlink(missing_ok=True)
+        head = {"format": _CHECKPOINT_FORMAT, "rounds": str(finished), "settings": _fingerprint(self._settings)}
+        with writing(folder):
+            os.fsync(self._rounds.fileno())
+            folder.mkdir(exist_ok=True)
+            write_sealed(folder / f"state-{finished:06d}.safetensors", state, {**(notes or {}), **head})
+            others = {rounds: path for rounds, path in _generations(self.folder).items() if rounds != finished}
+            kept = [rounds for rounds in others if rounds < finished][: _GENERATIONS - 1]
+            for path in [path for rounds, path in others.items() if rounds not in kept]:
+                path.unlink(missing_ok=True)
 
     def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
         """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
         self._rounds.close()
-        if model is not None:
-            from safetensors.torch import save
+        with writing(self.folder):
+            if model is not None:
+                from safetensors.torch import save
 
-            write_atomically(self.folder / _MODEL, save(model))
-        if summary is not None:
-            write_atomically(self.folder / _SUMMARY, (json.dumps(plain(summary), indent=2) + "\n").encode())
-            _remove_checkpoints(self.folder)
+                write_atomically(self.folder / _MODEL, save(model))
+            if summary is not None:
+                write_atomically(self.folder / _SUMMARY, (json.dumps(plain(summary), indent=2) + "\n").encode())
+                _remove_checkpoints(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,56 +230,62 @@ class Run:
     held_model: dict[str, Tensor] | None = None
 
     def records(self) -> Iterator[RoundRecord]:
-        """The rounds that were finished; a last line that was cut off does not count."""
+        """The rounds that were finished, checked one by one; a last line that was cut off does not count."""
         if self.folder is None:
             yield from self.held_records
             return
-        with (self.folder / _ROUNDS).open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield RoundRecord.from_json(line)
+        path = self.folder / _ROUNDS
+        order = RecordOrder(rule=registry.find(self.settings.protocol).rule, clients=self.settings.clients)
+        with reading(path), path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    yield _record(line, order, f"{path}, line {number}")
+
+    def has_rounds(self) -> bool:
+        """Whether there is a file of rounds; a run that was stopped at its very beginning has none."""
+        return self.folder is None or (self.folder / _ROUNDS).exists()
+
+    def clients_at_start(self) -> int | None:
+        """How many clients there were before the first round, as its record says; None where no round is finished."""
+        first = next(self.records(), None)
+        return None if first is None else first.clients - len(first.joined) + len(first.left)
 
     def model(self) -> dict[str, Tensor]:
         """The last global model, as a module's state."""
         if self.held_model is not None:
             return self.held_model
-        if self.folder is None or not (self.folder / _MODEL).is_file():
+        if self.folder is None or not (self.folder / _MODEL).exists():
             raise SafaError("no model was trained in this run, or it did not come to its end")
-        from safetensors.torch import load_file
-
-        return load_file(self.folder / _MODEL)
+        return read_tensors(self.folder / _MODEL)[1]
 
     def roster(self) -> list[dict[str, Any]] | None:
         """The clients of a deployment by number, each with name, size and details; None for a simulation."""
         path = self.folder / ROSTER if self.folder else None
-        if path is None or not path.is_file():
+        if path is None or not path.exists():
             return None
-        members: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        members = read_json(path)
+        if not isinstance(members, list) or not all(map(_is_member, members)):
+            raise SafaError(f"{path} is damaged: it is not a list of clients with name, size and details")
         return members
 
     def load_checkpoint(self, most: int | None = None) -> Checkpoint:
         """The newest checkpoint that is sound, and made after at most `most` rounds where that is given."""
         problems: list[str] = []
+        fingerprint = _fingerprint(self.settings)
         for rounds, path in (_generations(self.folder) if self.folder else {}).items():
             if most is not None and rounds > most:
                 problems.append(f"{path} is passed over: there are only {most} finished rounds in {_ROUNDS}")
                 continue
             try:
-                return self._checkpoint_in(path, rounds, tuple(problems))
+                notes, state = _read_checkpoint(path, rounds)
             except SafaError as problem:
                 problems.append(str(problem))
+                continue
+            if notes.pop("settings") != fingerprint:
+                problems.append(f"{path} was made for other settings than those in {_CONFIG}")
+                return Checkpoint(problems=tuple(problems), other_settings=True)
+            return Checkpoint(rounds=rounds, notes=notes, state=state, problems=tuple(problems))
         return Checkpoint(problems=tuple(problems))
-
-    def _checkpoint_in(self, path: Path, rounds: int, problems: tuple[str, ...]) -> Checkpoint:
-        notes, state = read_sealed(path)
-        found, made_after, settings = (notes.pop(name, "") for name in _HEAD)
-        if found != _CHECKPOINT_FORMAT:
-            raise SafaError(f"{path} is of another format: {found!r} instead of {_CHECKPOINT_FORMAT!r}")
-        if made_after != str(rounds):
-            raise SafaError(f"{path} has been renamed: it was made after round {made_after}")
-        if settings != _fingerprint(self.settings):
-            raise SafaError(f"{path} was made for other settings than those in {_CONFIG}")
-        return Checkpoint(rounds=rounds, notes=notes, state=state, problems=problems)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,6 +300,8 @@ class Checkpoint:
     """What had been learnt by then."""
     problems: tuple[str, ...] = ()
     """A sentence for each newer checkpoint that was passed over: damaged, unreadable, or made for other settings."""
+    other_settings: bool = False
+    """Whether it is for its settings that none can be used: those of the run were changed since."""
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -229,10 +319,21 @@ def _generations(folder: Path) -> dict[int, Path]:
     return dict(sorted(numbered.items(), reverse=True))
 
 
+def _read_checkpoint(path: Path, rounds: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The notes and the state of a checkpoint that should have been made after so many rounds."""
+    notes, state = read_sealed(path)
+    made_as, made_after = notes.pop("format", ""), notes.pop("rounds", "")
+    if made_as != _CHECKPOINT_FORMAT or "settings" not in notes:
+        raise SafaError(f"{path} is of another format: {made_as!r} instead of {_CHECKPOINT_FORMAT!r}")
+    if made_after != str(rounds):
+        raise SafaError(f"{path} has been renamed: it was made after round {made_after}")
+    return notes, state
+
+
 def _remove_checkpoints(folder: Path) -> None:
     """Remove all checkpoints of a run, and their folder unless there is something else in it."""
     with suppress(OSError):
-        for path in (folder / _CHECKPOINTS).iterdir():
+        for path in _files_in(folder / _CHECKPOINTS):
             if _GENERATION.fullmatch(path.name.removesuffix(PART)):
                 path.unlink()
         (folder / _CHECKPOINTS).rmdir()
@@ -248,13 +349,59 @@ def load_run(folder: str | Path) -> Run:
     path = Path(folder)
     if not (path / _CONFIG).is_file():
         raise SafaError(f"{path} holds no run: there is no {_CONFIG} in it")
+    return Run(folder=path, settings=_settings(path / _CONFIG), summary=_summary(path / _SUMMARY))
+
+
+def _settings(path: Path) -> Settings:
     try:
-        settings = Settings(**Settings.read_toml(path / _CONFIG))
-    except TypeError:
-        raise SafaError(f"{path / _CONFIG} does not hold the settings of a run") from None
-    summary = path / _SUMMARY
-    return Run(
-        folder=path,
-        settings=settings,
-        summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
-    )
+        settings = Settings(**Settings.read_toml(path))
+        for item in fields(settings):
+            if item.type == "str" and not isinstance(getattr(settings, item.name), str):
+                raise SafaError(f"{item.name} must be text, not {getattr(settings, item.name)!r}")
+        if not isinstance(settings.train, bool):
+            raise SafaError(f"train must be true or false, not {settings.train!r}")
+    except SafaError as problem:
+        raise SafaError(str(problem) if str(path) in str(problem) else f"{path}: {problem}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        raise SafaError(f"{path} does not hold the settings of a run") from None
+    return settings
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found = read_json(path)
+    if not isinstance(found, dict) or not all(_is_metric(value) for value in found.values()):
+        raise SafaError(f"{path} is damaged: it does not hold the metrics of a run")
+    return found
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether it is what a summary may hold: a number, nothing, or how often something was counted."""
+    if isinstance(value, dict):
+        return all(type(count) is int and 0 <= count < 2**63 for count in value.values())
+    return value is None or value in ("inf", "-inf", "nan") or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
+
+
+def _is_member(value: Any) -> bool:
+    """Whether it is what a roster holds of a client."""
+    if not isinstance(value, dict):
+        return False
+    name, size, details = value.get("name"), value.get("size"), value.get("details")
+    return isinstance(name, str) and size is not None and _is_number(size) and size > 0 and isinstance(details, dict)
+
+
+def _record(line: bytes, order: RecordOrder, place: str) -> RoundRecord:
+    """The record of a line, if it follows those before it."""
+    try:
+        record = RoundRecord.from_json(line.decode())
+        order.check(record)
+    except UnicodeDecodeError:
+        raise SafaError(f"{place}: it is not UTF-8 text") from None
+    except ValueError as problem:
+        raise SafaError(f"{place}: {problem}") from None
+    return record

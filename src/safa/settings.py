@@ -22,9 +22,11 @@ from safa.protocol.fedavg import AVERAGINGS
 from safa.tasks import Task, check_partition, find_task
 from safa.vocabulary import OPTIMISERS, TRAINERS
 
-__all__ = ["CLOCKS", "Settings", "as_toml", "checked", "option"]
+__all__ = ["CLOCKS", "FORMAT", "Settings", "as_toml", "checked", "option"]
 
 CLOCKS = ("causal", "paper")
+FORMAT = "safa run 1"
+"""What the first line of the config.toml in a run's folder says: what wrote it, and in which format."""
 
 
 def option(
@@ -233,12 +235,16 @@ class Settings:
     def read_toml(path: str | Path) -> dict[str, Any]:
         """The settings that a config file gives, `task` among them, to be passed on to `Settings.of`."""
         try:
-            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
             raise SafaError(f"cannot read {path}: {reason}") from None
         except tomllib.TOMLDecodeError as problem:
             raise SafaError(f"{path} is not a config file: {problem}") from None
+        made_as = found.pop("format", FORMAT)
+        if made_as != FORMAT:
+            raise SafaError(f"{path} is of a format that this version cannot read: {made_as!r} instead of {FORMAT!r}")
+        return found
 
 
 def checked(name: str, value: Any, item: Any) -> Any:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safa.errors import SafaError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PART", "read_sealed", "write_atomically", "write_sealed"]
+__all__ = [
+    "PART",
+    "append",
+    "read_json",
+    "read_sealed",
+    "read_tensors",
+    "reading",
+    "write_atomically",
+    "write_sealed",
+    "writing",
+]
 
 PART = ".part"
 """What is added to the name of a file while it is being written."""
@@ -59,24 +69,64 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, 
 
 def read_sealed(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The notes and tensors of a file that `write_sealed` wrote; a damaged one is an error."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with path.open("rb"):  # which names the reason where it cannot be read
-            pass
-        with safe_open(path, framework="pt") as file:
-            notes = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except OSError as problem:
-        raise SafaError(f"cannot read {path}: {problem.strerror or problem}") from None
-    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError):
-        raise SafaError(f"{path} is damaged: it is not a whole safetensors file") from None
+    notes, tensors = read_tensors(path)
     check = notes.pop(_CHECK, None)
     if check is None:
         raise SafaError(f"{path} is damaged: there is no checksum in it")
     if check != _checksum(tensors, notes):
         raise SafaError(f"{path} is damaged: its checksum is not that of its content")
     return notes, tensors
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of any safetensors file; one that cannot be read is an error."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with reading(path), path.open("rb"):  # which names the reason where it cannot be read
+            pass
+        with reading(path), safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafaError:
+        raise
+    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError):
+        raise SafaError(f"{path} is damaged: it is not a whole safetensors file") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; one that cannot be read is an error."""
+    try:
+        with reading(path):
+            return json.loads(path.read_bytes().decode())
+    except SafaError:
+        raise
+    except (ValueError, RecursionError):
+        raise SafaError(f"{path} is damaged: it is not JSON") from None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an `OSError` into one sentence that names the file."""
+    try:
+        yield
+    except OSError as problem:
+        raise SafaError(f"cannot read {path}: {problem.strerror or problem}") from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` into one sentence that names the file."""
+    try:
+        yield
+    except OSError as problem:
+        raise SafaError(f"cannot write {problem.filename or path}: {problem.strerror or problem}") from None
+
+
+def append(file: BinaryIO, content: bytes) -> None:
+    """Write all of it to a file without a buffer, which may take a part at a time when the disk is nearly full."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _checksum(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:

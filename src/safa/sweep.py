@@ -15,6 +15,7 @@ from safa.analysis import METRICS
 from safa.experiment import CLIENT_METRICS, Experiment
 from safa.settings import Settings
 from safa.simulation import make_fleet, run_rounds
+from safa.storage import append, writing
 from safa.workers import pool
 
 __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
@@ -73,10 +74,13 @@ def columns(runs: Sequence[Settings]) -> list[str]:
 def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:
     """Simulate all runs and append each row to the table as soon as its turn comes; the order is that of `runs`."""
     names = columns(runs)
-    with table.open("wb", buffering=0) as file:
-        file.write(_csv_line(names))
+    with writing(table):
+        file = table.open("wb", buffering=0)
+        append(file, _csv_line(names))
+    with file:
         for row in _rows(runs, workers):
-            file.write(_csv_line([row.get(name) for name in names]))
+            with writing(table):
+                append(file, _csv_line([row.get(name) for name in names]))
             yield row
 
 

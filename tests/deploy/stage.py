@@ -20,7 +20,7 @@ from safa.experiment import Learning, load_problem, make_shards
 from safa.fleet import stream
 from safa.protocol import Events, registry
 from safa.records import EndedBy, RoundRecord, Verdict
-from safa.runs import Run, load_run
+from safa.runs import Run, load_run, write_config
 from safa.settings import Settings
 from safa.simulation import make_fleet
 
@@ -50,7 +50,7 @@ def prepare(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any] |
     values = {"task": "boston"} | base | dict(given)
     settings = Settings.of(values.pop("task"), **values)
     folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(settings.to_toml())
+    write_config(folder, settings)
     (folder / FILE).write_text(Options.of({"start_with": settings.clients} | dict(options or {})).to_toml())
     return settings
 

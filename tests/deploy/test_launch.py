@@ -44,6 +44,7 @@ from safa.deploy.watch import LOG, Register, Said, attend, finished_rounds, foll
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.replay import replay
+from safa.runs import write_config
 
 Capture = pytest.CaptureFixture[str]
 
@@ -814,7 +815,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     make_keys("old", hosts=[], clients=["ann"], days=-1)
     for name in ("used", "other", "simulated"):
         Path(name).mkdir()
-    Path("used/config.toml").write_text("precious")
+    write_config(Path("used"), Settings.of("boston"))
     Path("other/thesis.tex").write_text("precious")
     Path("simulated/config.toml").write_text(Settings.of("boston").to_toml())
     Path("odd.toml").write_text('task = "boston"\n[deploy]\ntll_s = 5\n')

@@ -69,7 +69,7 @@ from safa.deploy.watch import (
     registered_in,
 )
 from safa.errors import SafaError
-from safa.runs import has_checkpoint, load_run, new_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, new_folder, write_atomically, write_config
 from safa.settings import Settings
 from safa.tasks import find_task
 
@@ -187,13 +187,15 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
     if is_launched(folder):
         raise SafaError(in_use(folder))
     find_task(settings.task).load()  # data that cannot be had is missed now
+    if (folder / FLOWER).exists() and not (folder / FLOWER / _LINK).is_file():
+        raise SafaError(f"{folder / FLOWER} is there, and this program did not write it; choose another folder")
     new_folder(folder, force=force)
     folder.chmod(_OWN)
     with private_files():
         (folder / FLOWER).mkdir()
         link.write(folder)
         write_atomically(folder / OPTIONS_FILE, options.to_toml().encode())
-        write_atomically(folder / "config.toml", settings.to_toml().encode())
+        write_config(folder, settings)
 
 
 def begin_local(

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from typing import Any
 
+from safa.analysis import METRICS
+from safa.errors import SafaError
 from safa.experiment import Experiment
 from safa.paper.grid import Job, job, lag_job
 from safa.runs import plain
+from safa.storage import append, reading, writing
 from safa.sweep import one_thread
 from safa.workers import pool
 
@@ -30,21 +32,28 @@ HOLD = 5
 """An accuracy counts as reached by the first round from which on it was held for so many rounds."""
 
 
+_CURVES = ("closed_s", "loss", "accuracy")
+
+
 class Results:
     """The results that are there, by the key of their job."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if there is one; a last line that was cut off is dropped from it."""
+        """Read the file, if there is one. A last line that was cut off does not count; `add` writes over it."""
         self._path = path
         self._rows: dict[str, dict[str, Any]] = {}
         self._cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        if path.is_file():
-            whole = path.read_bytes()
+        self._cut_at: int | None = None
+        if path.exists():
+            with reading(path):
+                whole = path.read_bytes()
             end = whole.rfind(b"\n") + 1
-            if end < len(whole):
-                os.truncate(path, end)
-            for line in whole[:end].splitlines():
-                row = json.loads(line)
+            self._cut_at = end if end < len(whole) else None
+            for number, line in enumerate(whole[:end].splitlines(), 1):
+                try:
+                    row = _read_row(line)
+                except (ValueError, RecursionError) as problem:
+                    raise SafaError(f"{path}, line {number}: {problem}") from None
                 self._rows[row.pop("key")] = row
 
     def __contains__(self, asked: Job) -> bool:
@@ -60,8 +69,11 @@ class Results:
     def add(self, done: Job, row: dict[str, Any]) -> None:
         """Keep a result: one line in one write."""
         line = json.dumps({"key": done.key} | row, separators=(",", ":")) + "\n"
-        with self._path.open("ab", buffering=0) as file:
-            file.write(line.encode())
+        with writing(self._path), self._path.open("ab", buffering=0) as file:
+            if self._cut_at is not None:
+                file.truncate(self._cut_at)
+                self._cut_at = None
+            append(file, line.encode())
         self._rows[done.key] = row
         self._cells.clear()
 
@@ -85,6 +97,46 @@ class Results:
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of the jobs that are still to be done."""
         return [each for each in jobs if each not in self]
+
+
+def _read_row(line: bytes) -> dict[str, Any]:
+    """A result as `Results.add` wrote it; a `ValueError` says what is wrong with any other line."""
+    try:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(row, dict) or not isinstance(row.get("key"), str):
+        raise ValueError("it is not a result with a key")
+    row["summary"] = _metrics(row.get("summary"))
+    if not all(row.get(name) is None or _is_number(row[name]) for name in ("target_s", "target_round")):
+        raise ValueError("target_s and target_round must be numbers or null")
+    curves = [row[name] for name in _CURVES if name in row]
+    if len(curves) not in (0, len(_CURVES)) or not all(isinstance(curve, list) for curve in curves):
+        raise ValueError(f"{', '.join(_CURVES)} must be lists, all of them or none")
+    if len({len(curve) for curve in curves}) > 1:
+        raise ValueError(f"{', '.join(_CURVES)} must be lists of one length")
+    if not all(value is None or _is_number(value) for curve in curves for value in curve) or (
+        curves and None in curves[0]
+    ):
+        raise ValueError(f"{', '.join(_CURVES)} must hold numbers")
+    return row
+
+
+def _metrics(summary: Any) -> dict[str, Any]:
+    """The metrics of a result, numbers as numbers; scores are there for all models or for none."""
+    if not isinstance(summary, dict) or not summary.keys() >= METRICS.keys():
+        raise ValueError("summary must hold all metrics")
+    found = {name: float(value) if value in ("inf", "-inf", "nan") else value for name, value in summary.items()}
+    scores = [found[name] for name in METRICS if name.endswith(("_loss", "_accuracy"))]
+    has_none = [name for name, value in found.items() if value is None]
+    wrong = [name for name, value in found.items() if value is not None and not _is_number(value)]
+    if wrong or len(has_none) not in (0, len(scores)) or any(score is not None for score in scores if has_none):
+        raise ValueError(f"summary must hold numbers, unlike {(wrong or has_none)[0]}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and not (type(value) is int and abs(value) > 2**63)
 
 
 def collect(jobs: Sequence[Job], results: Results, *, workers: int = 1) -> Iterator[Job]:

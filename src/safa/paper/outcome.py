@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from safa.errors import SafaError
 from safa.paper.bias import BiasReport
 from safa.paper.claims import Claim, claims
 from safa.paper.collect import RESULTS, Results
@@ -16,6 +17,7 @@ from safa.paper.corrected import CORRECTED, Corrected, corrected
 from safa.paper.figures import PaperFigure, all_figures
 from safa.paper.grid import TASKS
 from safa.paper.tables import PRINTED_TABLES, Comparison, PrintedTable, compare
+from safa.storage import reading
 
 __all__ = ["SESSIONS", "Reproduction"]
 
@@ -34,8 +36,7 @@ class Reproduction:
     @classmethod
     def read(cls, folder: Path, bias: Sequence[BiasReport] = ()) -> Reproduction:
         """The reproduction in a folder."""
-        lines = (folder / SESSIONS).read_text(encoding="utf-8").splitlines() if (folder / SESSIONS).is_file() else []
-        return cls(Results(folder / RESULTS), bias, [json.loads(line) for line in lines])
+        return cls(Results(folder / RESULTS), bias, _sessions(folder / SESSIONS))
 
     @cached_property
     def tables(self) -> dict[PrintedTable, list[Comparison]]:
@@ -64,3 +65,22 @@ class Reproduction:
     def cells(self) -> list[Comparison]:
         """All cells of all tables."""
         return [one for cells in self.tables.values() for one in cells]
+
+
+def _sessions(path: Path) -> list[dict[str, Any]]:
+    """What was noted of each session; a last line that was cut off does not count."""
+    if not path.exists():
+        return []
+    with reading(path):
+        *lines, _ = path.read_bytes().split(b"\n")
+    sessions = []
+    for number, line in enumerate(lines, 1):
+        try:
+            session = json.loads(line.decode())
+            words, numbers = (session["command"], session["machine"]), (session["runs"], session["seconds"])
+            if not all(isinstance(word, str) for word in words) or not all(0 <= n < 2**63 for n in numbers):
+                raise ValueError
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise SafaError(f"{path}, line {number}: it is not the note of a session") from None
+        sessions.append(session)
+    return sessions

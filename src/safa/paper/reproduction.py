@@ -15,16 +15,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from safa.errors import SafaError
 from safa.paper.bias import BiasReport, bias_report
-from safa.paper.collect import device_name
+from safa.paper.collect import RESULTS, device_name
 from safa.paper.corrected import Corrected
 from safa.paper.document import corrected_page, document, table_page
 from safa.paper.outcome import SESSIONS, Reproduction
 from safa.paper.tables import Comparison
 from safa.paper.webpage import webpage
 from safa.runs import write_atomically
+from safa.storage import append, writing
 
 __all__ = ["Reproduction", "bias_of_figure_5", "has_figure_5", "machine", "note_session", "write_reproduction"]
+
+_PAGE = "report.html"
 
 
 def bias_of_figure_5() -> list[BiasReport]:
@@ -45,27 +49,42 @@ def machine(device: str) -> str:
 
 def note_session(folder: Path, **session: Any) -> None:
     """Keep what was run for a reproduction, where, and how long it took."""
-    with (folder / SESSIONS).open("ab", buffering=0) as file:
-        file.write(json.dumps(session).encode() + b"\n")
+    path = folder / SESSIONS
+    with writing(path), path.open("ab", buffering=0) as file:
+        append(file, json.dumps(session).encode() + b"\n")
 
 
 def write_reproduction(folder: Path, *, bias: Sequence[BiasReport] = ()) -> Path:
-    """Write tables, figures and both pages into the folder, each file whole or not at all; the path of the page."""
+    """Write tables, figures and both pages into the folder, each file whole or not at all; the path of the page.
+
+    Nothing is written before everything could be made of the results.
+    """
     found = Reproduction.read(folder, bias)
+    try:
+        files, figures = _files(found), found.figures
+    except SafaError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
+        raise SafaError(f"the results in {folder / RESULTS} do not fit together: {problem}") from problem
     for name in ("tables", "figures"):
         (folder / name).mkdir(exist_ok=True)
-    for table, cells in found.tables.items():
-        write_atomically(folder / "tables" / f"table-{table.name}.csv", _csv(_comparison_rows(cells)))
-        write_atomically(folder / "tables" / f"table-{table.name}.md", table_page(table, cells).encode())
-    for (task, name), right in found.corrected.items():
-        write_atomically(folder / "tables" / f"corrected-{task}-{name}.csv", _csv(_corrected_rows(right)))
-        write_atomically(folder / "tables" / f"corrected-{task}-{name}.md", corrected_page(task, name, right).encode())
-    for figure in found.figures:
+    for figure in figures:
         figure.save(folder / "figures")
-    write_atomically(folder / "reproduction.md", document(found).encode())
-    path = folder / "report.html"
-    write_atomically(path, webpage(found).encode())
-    return path
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    return folder / _PAGE
+
+
+def _files(found: Reproduction) -> dict[str, bytes]:
+    """The content of all files but the figures, by name; the page comes last."""
+    files: dict[str, bytes] = {}
+    for table, cells in found.tables.items():
+        files[f"tables/table-{table.name}.csv"] = _csv(_comparison_rows(cells))
+        files[f"tables/table-{table.name}.md"] = table_page(table, cells).encode()
+    for (task, name), right in found.corrected.items():
+        files[f"tables/corrected-{task}-{name}.csv"] = _csv(_corrected_rows(right))
+        files[f"tables/corrected-{task}-{name}.md"] = corrected_page(task, name, right).encode()
+    return files | {"reproduction.md": document(found).encode(), _PAGE: webpage(found).encode()}
 
 
 def _csv(rows: Iterable[dict[str, Any]]) -> bytes:

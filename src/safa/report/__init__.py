@@ -25,7 +25,7 @@ def write_report(folder: Path, *, speeds: ArrayLike | None = None) -> Path:
     `speeds` orders the clients of a run, the fastest first; see `run_page`.
     """
     if (folder / "config.toml").is_file():
-        if not (folder / "rounds.jsonl").is_file():
+        if not (folder / "rounds.jsonl").exists():
             raise SafaError(f"{folder} holds the settings of a run, but no rounds.jsonl")
         page = run_page(load_run(folder), speeds)
     elif (folder / "results.csv").is_file():

@@ -161,7 +161,8 @@ def attend(
         done, reason = finished_rounds(folder), error or why()
         log = next((log for log in (folder / LOG, folder / "flower" / "superlink.log") if log.exists()), folder)
         stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"
-        raise SafaError(f"{stopped} ({log} says more); safa deploy {kind} --resume {folder} goes on")
+        more = "" if reason.endswith("says more") else f" ({log} says more)"
+        raise SafaError(f"{stopped}{more}; safa deploy {kind} --resume {folder} goes on")
     deadline = time.monotonic() + _TIDY_S
     while has_checkpoint(folder) and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)

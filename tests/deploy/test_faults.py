@@ -90,6 +90,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
             assert f"safa deploy server --resume {run} goes on" in said
             why = "the SuperLink was killed (signal 9)" if link in whom else "the server app was killed"
             assert why in said
+            assert why in (run / "server.log").read_text().splitlines()[-1]
             server = safa(processes, log, "deploy", "server", "--quiet", "--resume", str(run))
         assert server.wait(150) == 0, log.read_text()
     finished = load_run(run)

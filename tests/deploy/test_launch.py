@@ -274,6 +274,8 @@ def test_why_a_server_stopped(logged: str, known: str, reason: str, tmp_path: Pa
             kind="local",
             why=lambda: known,
         )
+    noted = [line.partition(" ")[2] for line in (tmp_path / LOG).read_text().splitlines()]
+    assert noted == (logged.splitlines() or ([f"ERROR {known}"] if known else [])), "the log says it, too, and once"
 
 
 def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:

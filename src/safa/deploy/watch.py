@@ -158,7 +158,9 @@ def attend(
             error = event.partition(": ")[2]
         tell(event)
     if not (folder / _SUMMARY).exists():
-        done, reason = finished_rounds(folder), error or why()
+        done, reason = finished_rounds(folder), error or printable(why())
+        if reason and not error:
+            _note(folder / LOG, reason)
         log = next((log for log in (folder / LOG, folder / "flower" / "superlink.log") if log.exists()), folder)
         stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"
         more = "" if reason.endswith("says more") else f" ({log} says more)"
@@ -166,6 +168,12 @@ def attend(
     deadline = time.monotonic() + _TIDY_S
     while has_checkpoint(folder) and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)
+
+
+def _note(log: Path, reason: str) -> None:
+    """Write to the server's log what it could not write itself, if that is possible now."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ERROR {reason}\n")
 
 
 class Said:

@@ -243,11 +243,15 @@ def _check_same(arguments: argparse.Namespace, folder: Path) -> None:
     _compare({name: value for name, value in named.items() if value is not None}, asdict(link), folder)
 
 
+_OPEN = {"threads": 0}
+"""What is given so was left open, and decided when the run began."""
+
+
 def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:
     for name, value in given.items():
         if name not in held:
             raise SafaError(f"there is no setting {name!r}")
-        if value != held[name]:
+        if value != held[name] and _OPEN.get(name, held[name]) != value:
             raise SafaError(f"{name} is {held[name]} in {folder}, and {value} is given; {_SAME}")
 
 

@@ -272,7 +272,7 @@ def test_why_a_server_stopped(logged: str, known: str, reason: str, tmp_path: Pa
             over=lambda: True,
             also=lambda: None,
             kind="local",
-            why=lambda: known,
+            why=lambda error: error or known,
         )
     noted = [line.partition(" ")[2] for line in (tmp_path / LOG).read_text().splitlines()]
     assert noted == (logged.splitlines() or ([f"ERROR {known}"] if known else [])), "the log says it, too, and once"

@@ -249,8 +249,7 @@ class Server:
         self._held = False
         self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
         self._try_at, self._unwritable = 0.0, ""
-        self.why = ""
-        """Why the run has ended, as far as that is known from outside."""
+        self._ended = ""
 
     def open(self) -> None:
         """Start the SuperLink, and wait until it answers. Where the run goes on, it remembers what it knew."""
@@ -319,26 +318,31 @@ class Server:
         self._run, self._ask_at = str(answer["run-id"]), time.monotonic() + _STATUS_FIRST_S
 
     def is_over(self) -> bool:
-        """Whether the run has ended, well or not; `why` says what is known of it.
+        """Whether the run has ended, well or not.
 
         A server app that is killed lets go of the folder. Flower notices a minute later, and is asked only now and
         then, since that is a second of work, for the sake of an app that never came so far. On a full disk everybody
         waits for everybody: the run is stopped instead.
         """
-        self.why = self.why or self._link_fault() or self._app_fault() or self._disk_fault() or self._status_fault()
-        return bool(self.why)
+        self._ended = self._ended or self._link_fault() or self._app_fault()
+        self._ended = self._ended or self._disk_fault() or self._status_fault()
+        return bool(self._ended)
+
+    def why(self, error: str) -> str:
+        """Why the run has ended: what lies behind all else, or the server app's own word, or what was seen of it."""
+        return write_fault(self._flower) or error or self._ended
 
     def _link_fault(self) -> str:
         code = self._process.poll() if self._process else 0
         if code is None:
             return ""
         said = last_line(self._flower / _LINK_LOG) if code > 0 else ""
-        return write_fault(self._flower) or f"the SuperLink {ending(code)}{said and f'; its log ends with: {said}'}"
+        return f"the SuperLink {ending(code)}{said and f'; its log ends with: {said}'}"
 
     def _app_fault(self) -> str:
         held = is_held(self.folder)
         ended, self._held = self._held and not held, held
-        return (write_fault(self.folder) or "the server app was killed, or stopped by Flower") if ended else ""
+        return "the server app was killed, or stopped by Flower" if ended else ""
 
     def _disk_fault(self) -> str:
         if time.monotonic() < self._try_at:
@@ -578,7 +582,7 @@ def _attend(
         over=server.is_over,
         also=also,
         kind=kind,
-        why=lambda: server.why,
+        why=server.why,
     )
 
 

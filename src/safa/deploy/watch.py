@@ -136,13 +136,13 @@ def attend(
     over: Callable[[], bool],
     also: Callable[[], None],
     kind: str,
-    why: Callable[[], str] = lambda: "",
+    why: Callable[[str], str] = lambda error: error,
 ) -> None:
     """Stay with a run to its end, and tell what happens. That its server stopped before the end is an error.
 
     `start` starts the server, `over` says whether it has stopped, and `also` is done a few times a second, for the
-    first time before the start. `kind` is the word for the command that goes on with such a run. Why it stopped is the
-    last error in its log; where it could not write one, `why` says what is known.
+    first time before the start. `kind` is the word for the command that goes on with such a run. `why` is given the last
+    error in the server's log, if there is one, and says why it stopped.
     """
 
     def tended() -> bool:
@@ -158,8 +158,8 @@ def attend(
             error = event.partition(": ")[2]
         tell(event)
     if not (folder / _SUMMARY).exists():
-        done, reason = finished_rounds(folder), error or printable(why())
-        if reason and not error:
+        done, reason = finished_rounds(folder), printable(why(error))
+        if reason != error:
             _note(folder / LOG, reason)
         log = next((log for log in (folder / LOG, folder / "flower" / "superlink.log") if log.exists()), folder)
         stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"

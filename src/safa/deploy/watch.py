@@ -141,8 +141,8 @@ def attend(
     """Stay with a run to its end, and tell what happens. That its server stopped before the end is an error.
 
     `start` starts the server, `over` says whether it has stopped, and `also` is done a few times a second, for the
-    first time before the start. `kind` is the word for the command that goes on with such a run. `why` is given the last
-    error in the server's log, if there is one, and says why it stopped.
+    first time before the start. `kind` is the word for the command that goes on with such a run. `why` is given the
+    last error in the server's log, if there is one, and says why it stopped.
     """
 
     def tended() -> bool:

@@ -44,6 +44,15 @@ def test_the_folder_of_a_run_is_its_owners_alone(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {FLOWER, "config.toml", "deploy.toml"}
 
 
+def test_a_large_model_gets_the_room_that_its_parts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_LARGE_BYTES", 40)  # the model of boston has 13 numbers
+    link = Link(host=LOOPBACK, port=0, keys=None)
+    begin(tmp_path / "run", SETTINGS, Options(), link)
+    assert Options.read(tmp_path / "run" / "deploy.toml").max_mb == 1.000104  # what 0 stands for
+    begin(tmp_path / "other", SETTINGS, Options(max_mb=7.0), link)
+    assert Options.read(tmp_path / "other" / "deploy.toml").max_mb == 7.0
+
+
 # -- replies ---------------------------------------------------------------------------------------------------------
 
 

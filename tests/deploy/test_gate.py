@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_files
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
-from safa.deploy import gate
+from safa.deploy import gate as module
 from safa.deploy.app import app_fault, write_app
 from safa.deploy.gate import Doors, Gate, reply_fault
+from safa.deploy.letters import Update, written
 from safa.deploy.processes import LOOPBACK, bound
+from safa.deploy.wire import most_parts, pack
 
-INNER, OUTER = 1, 2
+INNER, OUTER, PARTS = 1, 2, 100
 PUSH, OBJECT, PULL = "/v1/fleet/push-messages", "/v1/fleet/push-object", "/v1/fleet/pull-messages"
 
 
@@ -80,7 +84,7 @@ def answered(
 
 def test_the_outer_door_leads_to_what_is_for_devices() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER)
+    door = Gate(flower, inner_port=INNER, parts=PARTS)
     assert answered(door, "/v1/control/start-run") == 404
     assert answered(door, PULL, headers={}) == 411
     assert answered(door, PULL, headers={"content-length": "9" * 5000}) == 413
@@ -94,7 +98,7 @@ def test_the_outer_door_leads_to_what_is_for_devices() -> None:
 
 def test_only_objects_may_be_large() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER)
+    door = Gate(flower, inner_port=INNER, parts=PARTS)
     assert answered(door, OBJECT, b"x" * 8_000_000) == 200
     assert answered(door, OBJECT, b"x" * 8_000_001) == 413
     assert answered(door, PULL, b"x" * 256_001) == 413
@@ -103,20 +107,20 @@ def test_only_objects_may_be_large() -> None:
 
 def test_what_is_held_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER)
-    monkeypatch.setattr(gate, "_MOST_HELD_BYTES", 1000)
+    door = Gate(flower, inner_port=INNER, parts=PARTS)
+    monkeypatch.setattr(module, "_MOST_HELD_BYTES", 1000)
     assert answered(door, PULL, b"x" * 1001) == 503
     assert [answered(door, PULL, b"x" * 1000) for _ in range(3)] == [200] * 3  # what is answered is held no more
 
 
 def test_a_reply_of_many_parts_is_refused_before_flower_sees_it() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER)
+    door = Gate(flower, inner_port=INNER, parts=PARTS)
     assert answered(door, PUSH, announcement(19_000)) == 413
-    assert answered(door, PUSH, announcement(1_001)) == 413
+    assert answered(door, PUSH, announcement(PARTS + 1)) == 413
     assert not flower.asked
-    assert answered(door, PUSH, announcement(1_000)) == 200
-    assert flower.asked[0][1] == announcement(1_000)
+    assert answered(door, PUSH, announcement(PARTS)) == 200
+    assert flower.asked[0][1] == announcement(PARTS)
 
 
 def test_the_depth_of_a_tree_does_not_hide_its_parts() -> None:
@@ -125,7 +129,7 @@ def test_the_depth_of_a_tree_does_not_hide_its_parts() -> None:
         tree = ObjectTree(object_id=f"{number:064x}", children=[tree, *[ObjectTree(object_id="1" * 64)] * 20])
     request = PushMessagesRequest.FromString(announcement())
     request.message_object_trees[0].CopyFrom(tree)
-    assert reply_fault(request.SerializeToString()) == 413
+    assert reply_fault(request.SerializeToString(), 1000) == 413
 
 
 @pytest.mark.parametrize(
@@ -140,8 +144,20 @@ def test_the_depth_of_a_tree_does_not_hide_its_parts() -> None:
     ],
 )
 def test_what_is_no_reply_of_a_device_is_refused(body: bytes) -> None:
-    assert reply_fault(announcement()) == 0
-    assert reply_fault(body) == 400
+    assert reply_fault(announcement(), PARTS) == 0
+    assert reply_fault(body, PARTS) == 400
+
+
+def test_an_honest_update_of_any_size_has_few_enough_parts() -> None:
+    for numbers in (13, 1_000_000, 30_000_000):
+        update = Update(
+            attempt=1, version=1, seconds=1.0, parcel=pack({"w": np.arange(numbers, dtype=np.float32)}, "float32")
+        )
+        records = written(update)
+        pieces = len(list(iterate_object_tree(get_object_tree(records))))  # and the message itself
+        assert pieces + 1 <= most_parts(4 * numbers) - 70
+    assert most_parts(0) == 100
+    assert most_parts(2 * 10**9) == 401
 
 
 # -- connections -----------------------------------------------------------------------------------------------------
@@ -151,7 +167,9 @@ def test_what_is_no_reply_of_a_device_is_refused(body: bytes) -> None:
 def open_doors(flower: Any, *, request_s: float) -> Iterator[int]:
     """A server with two doors, and the port of the outer one."""
     inner, outer = bound(LOOPBACK, 0), bound(LOOPBACK, 0)
-    server = Doors(flower, inner_port=inner.getsockname()[1], request_s=request_s, lifespan="off", log_level="critical")
+    inner_port = int(inner.getsockname()[1])
+    gate = Gate(flower, inner_port=inner_port, parts=PARTS, request_s=request_s)
+    server = Doors(gate, inner_port=inner_port, request_s=request_s, lifespan="off", log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [inner, outer]})
     port = int(outer.getsockname()[1])
     thread.start()
@@ -212,7 +230,7 @@ def test_a_head_without_end_is_cut_off() -> None:
 
 
 def test_a_new_connection_takes_the_place_of_the_one_that_waits_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_most_connections", lambda: 3)
+    monkeypatch.setattr(module, "_most_connections", lambda: 3)
     with open_doors(Flower(), request_s=60.0) as port, Lines(port) as lines:
         silent = [lines.call(HALF) for _ in range(3)]
         assert httpx.post(f"http://{LOOPBACK}:{port}{PULL}", content=b"who").text == "ok"

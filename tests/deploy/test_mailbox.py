@@ -236,7 +236,7 @@ def test_while_it_fails_at_all_replies_none_is_blamed_for_two_minutes() -> None:
 
 
 def test_a_reply_of_too_many_parts_is_refused_where_there_is_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_OBJECTS", 3)
+    monkeypatch.setattr(module, "most_parts", lambda _: 3)
     link = SuperLink()
     with serving(link) as grid:
         box = _mailbox(grid)

@@ -8,8 +8,9 @@ At the outer door, before Flower sees anything of a request:
 
 - a connection on which no request has come whole in time is closed, be it silent or slow;
 - no request is larger than the pieces that Flower cuts a model into; none but those pieces is larger than 256 kB;
-- a reply is announced with a tree of its objects, for each of which Flower writes a row in one transaction: 19,000 of
-  them lock its database for longer than others wait. A tree is refused beyond 1,000 objects, which is a model of 5 GB;
+- a reply is announced with a tree of its objects, for each of which Flower writes a row, at a millisecond each and all
+  in one transaction: 19,000 of them lock its database for longer than others wait. A tree is refused beyond the number
+  of objects that an update may have;
 - a reply whose times are no numbers, which Flower stores and then fails to read for ever, is refused.
 
 **The SuperNode** installs and executes the app that comes with a run. Ours takes one app only (see `safa.deploy.app`).
@@ -45,7 +46,6 @@ _FOR_DEVICES = "/v1/fleet/"
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _MOST_BYTES = 8_000_000  # of an object: Flower cuts arrays into pieces of 5 MiB
 _MOST_OTHER_BYTES = 256_000  # of any other request
-_MOST_OBJECTS = 1_000
 _MOST_HELD_BYTES = 512_000_000  # of all requests that are being read or handled
 _MOST_HEADER_BYTES = 64_000
 _REQUEST_S = 20.0  # for a request to come, its body apart
@@ -62,28 +62,30 @@ _REFUSED = {400: b"malformed", 404: b"not found", 408: b"too slow", 411: b"a len
 def superlink(*, request_s: float = _REQUEST_S) -> None:
     """The program `safa.deploy.processes.SUPERLINK`: Flower's own, with two doors.
 
-    Its arguments are host and port of the outer door, and then those of `flower-superlink`, which name the inner one.
+    Its arguments are host and port of the outer door, how many parts a reply may have, and then those of
+    `flower-superlink`, which name the inner one.
     """
     flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     importlib.import_module("flwr.superlink.routers.fleet.node_auth")
     steady_flower(begins=True)
-    outer = sys.argv[1], int(sys.argv[2])
-    sys.argv[:3] = ["flower-superlink"]
+    outer, parts = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3])
+    sys.argv[:4] = ["flower-superlink"]
 
     def run(*, app: Any, host: str, port: int, **options: Any) -> None:
         doors = [bound(host, port), bound(*outer)]
-        Doors(app, inner_port=port, request_s=request_s, **options).run(sockets=doors)
+        gate = Gate(app, inner_port=port, parts=parts, request_s=request_s)
+        Doors(gate, inner_port=port, request_s=request_s, **options).run(sockets=doors)
 
     flower.uvicorn = SimpleNamespace(run=run)
     flower.flower_superlink()
 
 
 class Doors(uvicorn.Server):
-    """Serves an app on two doors: as it is on that of the inner port, and behind a gate on the other one."""
+    """Serves a gate on several doors, all but that of the inner port with no patience for slow connections."""
 
-    def __init__(self, app: Any, *, inner_port: int, request_s: float = _REQUEST_S, **options: Any) -> None:
+    def __init__(self, gate: Gate, *, inner_port: int, request_s: float = _REQUEST_S, **options: Any) -> None:
         """`request_s` is how long a stranger may keep it waiting; `options` are uvicorn's."""
-        super().__init__(uvicorn.Config(Gate(app, inner_port=inner_port, request_s=request_s), ws="none", **options))
+        super().__init__(uvicorn.Config(gate, ws="none", **options))
         self._inner_port, self._request_s = inner_port, request_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -117,8 +119,9 @@ def _most_connections() -> int:
 class Gate:
     """An ASGI app before Flower's. What comes by the inner port is passed on as it is."""
 
-    def __init__(self, app: Any, *, inner_port: int, request_s: float = _REQUEST_S) -> None:
-        self._app, self._inner_port, self._request_s = app, inner_port, request_s
+    def __init__(self, app: Any, *, inner_port: int, parts: int, request_s: float = _REQUEST_S) -> None:
+        """`parts` is how many objects a reply may be announced with."""
+        self._app, self._inner_port, self._parts, self._request_s = app, inner_port, parts, request_s
         self._held = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -155,7 +158,7 @@ class Gate:
                 return
             if body is None:
                 return
-            status = reply_fault(body) if scope["path"] == _ANNOUNCE else 0
+            status = reply_fault(body, self._parts) if scope["path"] == _ANNOUNCE else 0
             if status:
                 await _refuse(send, status)
                 return
@@ -190,8 +193,8 @@ async def _refuse(send: Any, status: int) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-def reply_fault(body: bytes) -> int:
-    """What the announcement of a reply is refused with, or 0."""
+def reply_fault(body: bytes, parts: int) -> int:
+    """What the announcement of a reply is refused with, or 0; `parts` is how many objects it may have."""
     try:
         request = PushMessagesRequest.FromString(body)
     except Exception:  # protobuf's own, of which there are several
@@ -206,7 +209,7 @@ def reply_fault(body: bytes) -> int:
     left, count = [request.message_object_trees[0]], 0
     while left:
         count += 1
-        if count > _MOST_OBJECTS:
+        if count > parts:
             return 413
         left.extend(left.pop().children)
     return 0

@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -68,6 +68,7 @@ from safa.deploy.watch import (
     problem_of,
     registered_in,
 )
+from safa.deploy.wire import most_parts
 from safa.errors import SafaError
 from safa.runs import has_checkpoint, load_run, new_folder, write_atomically, write_config
 from safa.settings import Settings
@@ -96,6 +97,7 @@ FLOWER = "flower"
 
 _CONNECTION = "safa"
 _LINK, _LINK_LOG = "link.json", "superlink.log"
+_LARGE_BYTES = 100_000_000  # less than what fits into the parts that any reply may have
 _OWN = 0o700  # a folder that is for its owner alone
 _UP_S, _ASK_S = 60.0, 120.0
 _NODES_STOP_S, _CLEARED_UP_S = 1.5, 6.0
@@ -186,7 +188,10 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
         check_port(link.host, link.port)
     if is_launched(folder):
         raise SafaError(in_use(folder))
-    find_task(settings.task).load()  # data that cannot be had is missed now
+    problem = find_task(settings.task).load()  # data that cannot be had is missed now
+    model_bytes = sum(tensor.nbytes for tensor in problem.start_model(settings.seed).state_dict().values())
+    if model_bytes > _LARGE_BYTES:  # then the gate must know how many parts an update has
+        options = replace(options, max_mb=options.screen(model_bytes).max_bytes / 1e6)
     if (folder / FLOWER).exists() and not (folder / FLOWER / _LINK).is_file():
         raise SafaError(f"{folder / FLOWER} is there, and this program did not write it; choose another folder")
     new_folder(folder, force=force)
@@ -296,7 +301,8 @@ class Server:
             time.sleep(0.1)
 
     def _command(self) -> list[str]:
-        command = [sys.executable, "-P", "-c", SUPERLINK, self.host, str(self.port)]
+        parts = most_parts(int(Options.read(self.folder / OPTIONS_FILE).max_mb * 1e6))
+        command = [sys.executable, "-P", "-c", SUPERLINK, self.host, str(self.port), str(parts)]
         command += ["--host", LOOPBACK, "--port", str(self.inner_port), "--database", str(self._flower / "state.db")]
         command += ["--disable-runtime-dependency-installation"]
         if not self.keys:

@@ -32,6 +32,7 @@ from flwr.supercore.run import RunNotRunningException
 
 from safa.deploy.letters import Answer, Failure, Invitation, Post, read_answer, read_introduction, written
 from safa.deploy.screening import Reason, Refused
+from safa.deploy.wire import most_parts
 from safa.errors import SafaError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ __all__ = ["Mailbox"]
 _INVITATION_TTL_S = 3600.0  # more than clocks may differ; who has not answered is asked again long before
 _PATIENCE_S = 600.0  # for the next piece of a reply: a slow device announces it long before it has sent all of it
 _SLACK_BYTES = 1_000_000  # for all that is not numbers
-_MOST_OBJECTS = 1_000  # as at the gate, for a SuperLink that has none
 _SUPERLINK_S = 120.0  # how long the SuperLink may fail to answer
 _REPLY_S = 60.0  # how long it may fail to hand out a part of a reply
 _DOUBT_S = 10.0  # how long it may fail to hand out replies before they are asked for one at a time
@@ -76,6 +76,7 @@ class Mailbox:
         """`max_bytes` bounds the numbers of an update; `ttl_s` is how long an order stands."""
         self._grid: Any = grid
         self._max_bytes, self._ttl_s, self._clock = max_bytes + _SLACK_BYTES, ttl_s, clock
+        self._max_parts = most_parts(max_bytes)  # as at the gate, for a SuperLink that has none
         self._posted: dict[str, Post] = {}  # by the message's id, in the order of sending
         self._parcels: list[_Parcel] = []
         self._patience = _Patience(self._grid)
@@ -166,8 +167,8 @@ class Mailbox:
 
     def _fetch(self, parcel: _Parcel) -> Answer | None:
         """Fetch what is there of a reply; None while some of it is not."""
-        if len(parcel.missing) > _MOST_OBJECTS:
-            return Refused(Reason.TOO_LARGE, f"it has more than {_MOST_OBJECTS} parts")
+        if len(parcel.missing) > self._max_parts:
+            return Refused(Reason.TOO_LARGE, f"it has more than {self._max_parts} parts")
         run_id = self._grid.run.run_id
         while parcel.missing:
             request = PullObjectRequest(node=self._grid.node, run_id=run_id, object_id=parcel.missing[-1])

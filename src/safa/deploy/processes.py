@@ -45,8 +45,8 @@ LOOPBACK = "127.0.0.1"
 STARTED = "started"
 """What `Kept` tells of a start."""
 SUPERLINK = "from safa.deploy.gate import superlink; superlink()"
-"""The code of a SuperLink with two doors. Its arguments are host and port of the outer one, and then those of
-`flower-superlink`, which name the inner one."""
+"""The code of a SuperLink with two doors. Its arguments are host and port of the outer one, how many parts a reply may
+have, and then those of `flower-superlink`, which name the inner door."""
 SUPERNODE = "from safa.deploy.gate import supernode; supernode()  # flower-supernode"
 """The code of a SuperNode that runs no app but ours. Its arguments are those of `flower-supernode`."""
 

@@ -59,7 +59,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     states = [tmp_path / f"c{part}" / "state.safetensors" for part in range(2)]
 
-    app, link = ("flwr-serverapp",), ("safa.deploy.processes", "--database", str(run))
+    app, link = ("flwr-serverapp",), ("import superlink", "--database", str(run))
 
     def closed() -> bool:
         """A round was closed since the last look: the next one is about to open."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -272,6 +273,13 @@ def garbage(kind: str = "Message", body: bytes = b"\xff\xff\xff") -> tuple[Objec
     return ObjectTree(object_id=key), {key: content}
 
 
+def many_parts(count: int) -> ObjectTree:
+    """For `deliver`: a tree of objects that nobody has seen before."""
+    root, *parts = (ObjectTree(object_id=secrets.token_hex(32)) for _ in range(count))
+    root.children.extend(parts)
+    return root
+
+
 # -- answering our letters -------------------------------------------------------------------------------------------
 
 _memories: dict[str, dict[str, Tensors]] = {}
@@ -350,6 +358,7 @@ BEHAVIOURS = {
     "nan": "an update with a NaN in every tensor",
     "shapes": "an update whose tensors have an axis more than the model's",
     "norm": "an update that is very far from the model",
+    "harmful": "an update that leads far away from where honest ones lead",
     "stale": "an update that claims the version before the one it was given, if there is one",
     "future": "an update that claims a version that is not there yet",
     "large": "an update of many megabytes",
@@ -358,6 +367,8 @@ BEHAVIOURS = {
     "forged": "an update that was announced properly, but says inside that it is another node's, to another message",
     "garbage": "a thing that was announced as a reply, but is no message",
     "withheld": "a reply that was announced, and of which nothing follows",
+    "parts": "a reply that is announced with 19,000 parts",
+    "timeless": "a reply that is announced with a time of creation that is no number",
     "silent": "nothing",
 }
 """What a client does with an order. To an invitation all of them answer honestly."""
@@ -406,6 +417,10 @@ class Player:
                 self.sender.deliver(reply, *garbage())
             case "withheld":
                 self.sender.deliver(reply, get_object_tree(reply), {})
+            case "parts":
+                self.sender.deliver(reply, many_parts(19_000), {})
+            case "timeless":
+                self.sender.push(reply, announced=forged(reply, created_at=math.nan))
             case "silent":
                 pass
             case _:
@@ -422,6 +437,8 @@ def altered_update(behaviour: str, order: Order, base: Tensors, megabytes: float
             return update_of(order, {name: tensor[np.newaxis] for name, tensor in base.items()})
         case "norm":
             return update_of(order, {name: tensor + np.float32(1e9) for name, tensor in base.items()})
+        case "harmful":  # the other way than `nudged`, and 5,000 times as far
+            return update_of(order, {name: tensor - np.float32(5000 * NUDGE) for name, tensor in base.items()})
         case "stale":
             return update and replace(update, version=max(order.version - 1, 0))
         case "future":

@@ -59,7 +59,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     states = [tmp_path / f"c{part}" / "state.safetensors" for part in range(2)]
 
-    app, link = ("flwr-serverapp",), ("safa.deploy.processes", "--database", str(run))
+    app, link = ("flwr-serverapp",), ("import superlink", "--database", str(run))
 
     def closed() -> bool:
         """A round was closed since the last look: the next one is about to open."""
@@ -86,7 +86,11 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
             wait_for(lambda: pids(processes, *app) and moment(), server, log=log)  # noqa: B023
             kill(processes, *whom)
             assert server.wait(60) == 2, "it notices, and says how to go on"
-            assert "--resume" in log.read_text()
+            said = log.read_text().splitlines()[-1]
+            assert f"safa deploy server --resume {run} goes on" in said
+            why = "the SuperLink was killed (signal 9)" if link in whom else "the server app was killed"
+            assert why in said
+            assert why in (run / "server.log").read_text().splitlines()[-1]
             server = safa(processes, log, "deploy", "server", "--quiet", "--resume", str(run))
         assert server.wait(150) == 0, log.read_text()
     finished = load_run(run)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +26,21 @@ from safa import Settings, load_run, run_rounds
 from safa.cli import main
 from safa.deploy import commands, processes
 from safa.deploy.keys import add_client, make_keys
-from safa.deploy.launch import FLOWER, Link, begin, begin_local, is_loopback, unreachable
-from safa.deploy.options import Options
+from safa.deploy.launch import (
+    FLOWER,
+    Link,
+    Server,
+    begin,
+    begin_local,
+    clock_fault,
+    is_loopback,
+    unreachable,
+    write_fault,
+)
+from safa.deploy.lock import alone, hold_launcher, is_launched
+from safa.deploy.options import EXPEL, Options
 from safa.deploy.processes import LOOPBACK, STARTED, Kept, Processes, bound, environment, family, free_port
-from safa.deploy.watch import LOG, Register, attend, finished_rounds, follow, last_words
+from safa.deploy.watch import LOG, Register, Said, attend, finished_rounds, follow, last_line, last_words
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.replay import replay
@@ -211,6 +230,54 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert finished_rounds(tmp_path) == 4
 
 
+def test_what_a_stranger_has_written_reaches_the_terminal_as_plain_text(tmp_path: Path) -> None:
+    log, at = tmp_path / LOG, "2026-11-15T14:00:01Z"
+
+    def say(_: float) -> None:
+        log.write_text(f"{at} INFO \x1b[31mbob is new: client 1\n{at} WARNING lost: ann, \x1b]0;owned\x07\u202e\r!\n")
+        (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n[]\nnonsense\n')
+        (tmp_path / "summary.json").write_text("{}")
+
+    assert list(follow(tmp_path, lambda: False, sleep=say)) == [
+        "\\x1b[31mbob is new: client 1",
+        "warning: lost: ann, \\x1b]0;owned\\x07\\u202e\\r!",
+        *["warning: a line of rounds.jsonl is damaged"] * 3,
+    ]
+
+
+def test_a_line_on_the_terminal_is_one_line_without_escapes(capsys: Capture) -> None:
+    commands._Show(quiet=False)("ann tells: \x1b[2J\nall is well")
+    assert capsys.readouterr().err == "ann tells: \\x1b[2J\\nall is well\n"
+
+
+@pytest.mark.parametrize(
+    ("logged", "known", "reason"),
+    [
+        ("", "", ""),
+        ("", "the SuperLink ended with exit code 3", ": the SuperLink ended with exit code 3"),
+        ("INFO all is well\nWARNING lost: ann\nERROR no \x1b space\nWARNING x", "it", r": no \x1b space"),
+    ],
+)
+def test_why_a_server_stopped(logged: str, known: str, reason: str, tmp_path: Path) -> None:
+    def start() -> None:
+        lines = [f"2026-11-15T14:00:01Z {line}\n" for line in logged.splitlines()]
+        (tmp_path / LOG).write_text("".join(lines))
+
+    with pytest.raises(SafaError, match=re.escape(f"the server stopped after round 0 of 100{reason} (")):
+        attend(
+            tmp_path,
+            Settings.of("boston"),
+            lambda _: None,
+            start=start,
+            over=lambda: True,
+            also=lambda: None,
+            kind="local",
+            why=lambda error: error or known,
+        )
+    noted = [line.partition(" ")[2] for line in (tmp_path / LOG).read_text().splitlines()]
+    assert noted == (logged.splitlines() or ([f"ERROR {known}"] if known else [])), "the log says it, too, and once"
+
+
 def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
     (tmp_path / LOG).touch()
     did: list[str] = []
@@ -243,10 +310,53 @@ def test_the_last_words_of_a_supernode(tmp_path: Path) -> None:
     said = "INFO : Starting Flower SuperNode\nFailed to initialize the connection to the SuperLink.\n"
     log.write_text(f"{said}[code: 2001] SuperNode authentication is enabled.\n")
     assert last_words(log) == "the server wants a key"
+    log.write_text("INFO : Starting Flower SuperNode\nINFO : SuperNode terminated gracefully.\nINFO: Shutting down\n")
+    assert last_words(log) == "the server does not take its signature: is its clock right, and its key not revoked?"
     log.write_text(f"{said}something new\n")
     assert last_words(log) == "something new"
     log.write_text(f"{said}[code: 2004] Failed.\nINFO : Starting Flower SuperNode\nINFO : terminated gracefully\n")
     assert last_words(log) == ""
+
+
+def test_what_a_device_tells_the_server_is_found_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said = Said(log)
+    assert said.look() == []
+    warning = "\x1b[93mWARNING \x1b[0m:   To the server: "
+    log.write_text(f"INFO : received\n{warning}the disk is \x1b[1mfull\n{warning}the disk is \x1b[1mfull\n{warning}hal")
+    assert said.look() == ["the disk is full"]
+    with log.open("a") as file:
+        file.write("f\x07\n")
+    assert said.look() == ["half\\x07"]
+    assert last_line(log) == "WARNING :   To the server: half\\x07"
+    assert last_line(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(("ahead_s", "said"), [(0, ""), (-300, ""), (600, "600 s ahead of"), (-900, "900 s behind")])
+def test_a_device_compares_its_clock_with_the_servers(ahead_s: int, said: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(int(time.time() - ahead_s))
+
+        def do_HEAD(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        found = clock_fault(f"{LOOPBACK}:{server.server_port}", None)
+        thread.join()
+    assert bool(found) == bool(said)
+    if said:
+        off = int(found.partition(" ")[0])
+        assert abs(off - abs(ahead_s)) <= 2
+        assert found.partition(" ")[2].startswith(said.partition(" ")[2])
+        assert found.endswith("up to 5 s ahead or 305 s behind: set it by NTP")
+    assert clock_fault(f"{LOOPBACK}:{free_port()}", None) == ""
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------
@@ -310,6 +420,9 @@ def test_who_may_take_part_is_what_lies_in_the_folder_of_keys(tmp_path: Path) ->
     again = Register(keys, nodes, registered, flwr, "safa")
     assert again.look()[0] == "the key of cy is revoked"
     assert names() == {"ann", "-bob"}
+    nodes.write_text("damaged")
+    Register(keys, nodes, registered, flwr, "safa").look()
+    assert names() == {"ann", "-bob"}
     (keys / "clients").rename(tmp_path / "unplugged")
     assert again.look() == again.look() == []
     assert names() == {"ann", "-bob"}
@@ -368,6 +481,9 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
         try:
             wait_for(lambda: process.poll() is not None or finished_rounds(Path(folder)) > 0)
             assert len(at_work_in(Path.cwd())) >= 6  # SuperLink, two SuperNodes, a SuperExec each
+            for second in (["deploy", "local", "--resume", folder], [*trial, "--force"]):
+                assert main(second) == 2
+                assert f"another server works on {folder}" in capsys.readouterr().err
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
@@ -416,20 +532,218 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
     server = ["deploy", "server", "boston", "--keys", "keys", "--host", LOOPBACK, "--port", port, "--out", "run"]
     assert main([*server, "--rounds", "7", "--go-on"]) == 0
     assert Link.read(Path("run")) == Link(host=LOOPBACK, port=int(port), keys=str(Path("keys").resolve()))
-    assert main([*server, "--rounds", "9", "--go-on"]) == 0
-    assert load_run("run").settings.rounds == 7
+    assert main([*server, "--rounds", "7", "--go-on"]) == 0
+    assert main(["deploy", "server", "--go-on", "--out", "run"]) == 0
     assert main(server) == 2
     Path("run/roster.json").write_text('[{"name": "ann", "size": 1.0, "details": {}}]')
     assert main(["deploy", "server", "--resume", "run", "--pardon", "eve"]) == 2
     assert "there is no client 'eve' to pardon in run" in capsys.readouterr().err
     assert main(["deploy", "server", "--resume", "run", "--pardon", "ann"]) == 0
     assert json.loads(Path("run/pardons.json").read_text()) == ["ann"]
-    assert ran == [Path("run")] * 3
+    assert ran == [Path("run")] * 4
     assert main(["deploy", "local", "--resume", "run"]) == 2
     assert "was begun with safa deploy server, and goes on with that only" in capsys.readouterr().err
     Path("run/summary.json").write_text("{}")
     assert main([*server, "--go-on"]) == 0  # so that a service manager stops starting it
-    assert len(ran) == 3
+    assert len(ran) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("boston --rounds 9", "rounds is 7 in run, and 9 is given"),
+        ("boston --fraction 0.5", "fraction is 0.3 in run, and 0.5 is given"),
+        ("mnist", "task is boston in run, and mnist is given"),
+        ("--task digits", "task is boston in run, and digits is given"),
+        ("boston --wire int8", "wire is float32 in run, and int8 is given"),
+        ("--config other.toml", "lr is 0.0001 in run, and 0.5 is given"),
+        ("--config deploy.toml", "ttl_s is 86400.0 in run, and 5 is given"),
+        ("boston --port 1", "port is {port} in run, and 1 is given"),
+        ("boston --host ::1", "host is 127.0.0.1 in run, and ::1 is given"),
+        ("boston --keys other", "keys is {cwd}/keys in run, and {cwd}/other is given"),
+        ("boston --insecure", "run was begun with the keys in {cwd}/keys, and --insecure is given"),
+        ("boston --set x=1", "there is no setting 'x'"),
+        ("boston --force", "--go-on goes on with the run in --out, and --force replaces it; give one of them"),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
+    given: str, complaint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safa.deploy.launch.run_server", lambda *_: pytest.fail("it went on"))
+    port = free_port()
+    link = Link(host=LOOPBACK, port=port, keys=str(Path("keys").resolve()))
+    make_keys("keys", hosts=[], clients=["ann"])
+    begin(Path("run"), Settings.of("boston", rounds=7), Options(), link)
+    Path("other.toml").write_text('task = "boston"\nrounds = 7\nlr = 0.5\n')
+    Path("deploy.toml").write_text('task = "boston"\n[deploy]\nttl_s = 5\nwire = "float32"\n')
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(["deploy", "server", "--go-on", "--out", "run", *given.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("safa: " + complaint.format(port=port, cwd=Path.cwd()))
+    assert said.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run in ("run_local", "run_server"):
+        monkeypatch.setattr(f"safa.deploy.launch.{run}", lambda *_: pytest.fail("it was started"))
+    begin(Path("server"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
+    begin_local(Path("local"), Settings.of("boston", clients=2), Options(), insecure=True)
+    for command in (
+        "local --resume local",
+        "local boston --out local --force",
+        "server --resume server",
+        "server --go-on --out server",
+        "server boston --insecure --host 127.0.0.1 --out server --force",
+    ):
+        folder = Path(command.split()[0])
+        with hold_launcher(folder):
+            began = time.monotonic()
+            assert main(["deploy", *command.split()]) == 2
+            assert time.monotonic() - began < 5
+        assert capsys.readouterr().err == f"safa: another server works on {folder}; stop that one first\n"
+        assert not is_launched(folder)
+
+
+@pytest.mark.parametrize("kind", ["local", "server"])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("flower/link.json", "{"),
+        ("flower/link.json", "[]"),
+        ("flower/link.json", '{"host": 5, "port": "x", "keys": null}'),
+        ("flower/link.json", b"\xff\xfe"),
+        ("deploy.toml", "wire = "),
+        ("deploy.toml", "ttl_s = 'soon'"),
+        ("deploy.toml", b"\xff"),
+        ("config.toml", "task = "),
+        ("config.toml", b"\xff"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(kind: str, file: str, content: str | bytes, capsys: Capture) -> None:
+    link = Link(host=LOOPBACK, port=free_port(), keys=None, local=kind == "local")
+    begin(Path("run"), Settings.of("boston", clients=2), Options(), link)
+    Path("run", file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(["deploy", kind, "--resume", "run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("safa: ")
+    assert said.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("state.db", b"not a database at all, but long enough to have a header of a hundred bytes" * 4),
+        ("state.db", None),
+        ("registered.json", b"{"),
+        ("registered.json", b'{"ann": {"node": "x", "key": "k"}}'),
+        ("registered.json", b'{"ann": 5}'),
+        ("registered.json", None),
+        ("", b""),
+    ],
+)
+def test_without_its_database_or_its_register_flower_begins_anew(file: str, content: bytes | None) -> None:
+    make_keys("keys", hosts=[], clients=["ann"])
+    run, link = Path("run"), Link(host=LOOPBACK, port=free_port(), keys=str(Path("keys").resolve()))
+    begin(run, Settings.of("boston"), Options(), link)
+    with closing(sqlite3.connect(run / FLOWER / "state.db")) as database:
+        database.execute("CREATE TABLE node (id)")
+    (run / FLOWER / "registered.json").write_text('{"ann": {"node": "1", "key": "k"}}')
+    (run / "nodes.json").write_text('{"1": "ann"}')
+    server = Server(Processes(), run, link)
+    server.goes_on = True
+    if content is not None and file:
+        (run / FLOWER / file).write_bytes(content)
+    elif file:
+        (run / FLOWER / file).unlink()
+    server._forget_what_is_damaged()
+    there = [
+        path.exists() for path in (run / FLOWER / "state.db", run / FLOWER / "registered.json", run / "nodes.json")
+    ]
+    assert there == [not file] * 3
+    assert (run / FLOWER / "link.json").exists()
+
+
+@pytest.mark.parametrize("command", ["--resume run", "--go-on --out run"])
+def test_rounds_without_a_checkpoint_are_not_begun_anew(command: str, capsys: Capture) -> None:
+    begin(Path("run"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
+    Path("run/rounds.jsonl").write_bytes(b"".join(lines(3)))
+    Path("run/flower/state.db").write_text("what Flower knows")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(["deploy", "server", *command.split()]) == 2
+    assert capsys.readouterr().err.startswith("safa: run holds 3 rounds and no checkpoint: restore its folder")
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_disk_that_cannot_be_written_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run/flower/home/config.toml")
+
+    monkeypatch.setattr("safa.deploy.launch.run_local", full)
+    assert main(["deploy", "local", "boston", "--clients", "2", "--insecure", "--out", "run"]) == 2
+    assert "safa: cannot read or write run/flower/home/config.toml: No space left" in capsys.readouterr().err
+    assert write_fault(Path("run")) == ""
+    assert sorted(path.name for path in Path("run").iterdir()) == ["config.toml", "deploy.toml", "flower"]
+    assert write_fault(Path("nowhere")) == "nowhere cannot be written: No such file or directory"
+
+
+# -- expelling -------------------------------------------------------------------------------------------------------
+
+
+def deployed(names: Sequence[str]) -> Path:
+    link = Link(host=LOOPBACK, port=free_port(), keys="/keys")
+    begin(Path("run"), Settings.of("boston"), Options(), replace(link, keys=None))
+    link.write(Path("run"))
+    Path("run/roster.json").write_text(json.dumps([{"name": name, "size": 1.0, "details": {}} for name in names]))
+    return Path("run")
+
+
+def test_a_client_is_expelled_while_the_server_runs_and_while_it_does_not(capsys: Capture) -> None:
+    run = deployed(["ann", "bob", "cy"])
+    assert main(["deploy", "expel", "run", "ann"]) == 0
+    said = capsys.readouterr().out
+    assert "ann: expelled with safa deploy server --resume run" in said
+    assert "remove /keys/clients/ann.pub to revoke" in said
+    with hold_launcher(run):
+        assert main(["deploy", "expel", "run", "cy", "ann"]) == 0
+    assert "cy, ann: expelled when the next round opens" in capsys.readouterr().out
+    assert json.loads((run / EXPEL).read_text()) == ["ann", "cy"]
+
+
+@pytest.mark.slow
+def test_two_commands_that_expel_at_once_lose_nobody() -> None:
+    names = [f"c{number}" for number in range(3)]
+    run = deployed(names)
+    with hold_launcher(run), alone(run / FLOWER / "expel.lock"):
+        command = [sys.executable, "-m", "safa", "deploy", "expel", "run"]
+        running = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
+    assert [process.wait(60) for process in running] == [0] * len(names)
+    assert sorted(json.loads((run / EXPEL).read_text())) == names
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("run eve", "there is no client 'eve' in run; there are ann, bob"),
+        ("empty ann", "empty holds no run: there is no config.toml in it"),
+        ("simulated ann", "simulated holds no run that was deployed"),
+        ("finished ann", "the run in finished came to its end"),
+    ],
+)
+def test_who_cannot_be_expelled(command: str, complaint: str, capsys: Capture) -> None:
+    run = deployed(["ann", "bob"])
+    shutil.copytree(run, "finished")
+    Path("finished/summary.json").write_text("{}")
+    Path("empty").mkdir()
+    Path("simulated").mkdir()
+    Path("simulated/config.toml").write_text(Settings.of("boston").to_toml())
+    assert main(["deploy", "expel", *command.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"safa: {complaint}")
+    assert captured.err.count("\n") == 1
+    assert not any(Path().rglob(EXPEL))
 
 
 def test_keys_are_made_and_added(capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""The commands `safa deploy local`, `server`, `client` and `keys`. Flower is loaded only when one of them runs."""
+"""The commands of `safa deploy`: `local`, `server`, `client`, `keys`, `expel`. Flower is loaded only when one runs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from safa.arguments import add_options, add_settings, given_options, given_settings, settings_of
-from safa.deploy.options import Options
-from safa.deploy.processes import Node, environment
+from safa.arguments import (
+    add_options,
+    add_settings,
+    foreign_settings,
+    given_options,
+    given_settings,
+    settings_of,
+)
+from safa.deploy.lock import alone, hold_launcher, is_launched
+from safa.deploy.options import EXPEL, Options
+from safa.deploy.options import FILE as OPTIONS_FILE
+from safa.deploy.processes import Node, environment, private_files
 from safa.deploy.roster import name_fault
+from safa.deploy.text import printable
 from safa.errors import SafaError
+from safa.paper import PRESETS
 from safa.records import RoundRecord
-from safa.runs import load_run, next_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, next_folder, write_atomically
 from safa.settings import Settings
-from safa.tasks import TASKS
+from safa.tasks import TASKS, find_task
 
 __all__ = ["add_deploy"]
 
 _HOST, _PORT = "0.0.0.0", 9092
+_SAME = "a run goes on as it was begun: give the same or nothing, or begin another one with a new --out"
 
 
 def add_deploy(commands: Any) -> None:
@@ -43,6 +56,7 @@ def add_deploy(commands: Any) -> None:
     _add_server(kinds)
     _add_client(kinds)
     _add_keys(kinds)
+    _add_expel(kinds)
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
@@ -118,6 +132,14 @@ def _add_keys(kinds: Any) -> None:
     keys.add_argument("--force", action="store_true", help="replace keys that are there")
 
 
+def _add_expel(kinds: Any) -> None:
+    expel = _command(
+        kinds, "expel", _expel, "take a client out of a run for good, and its update out of the server's cache"
+    )
+    expel.add_argument("folder", metavar="DIR", help="the folder of the run; its server may be running or stopped")
+    expel.add_argument("name", metavar="NAME", nargs="+", help="the names of clients")
+
+
 def _command(kinds: Any, name: str, function: Callable[[argparse.Namespace], None], about: str) -> Any:
     """A subcommand, which says so in one sentence where Flower is not installed."""
 
@@ -125,7 +147,13 @@ def _command(kinds: Any, name: str, function: Callable[[argparse.Namespace], Non
         programs = environment(Path())["PATH"]
         if importlib.util.find_spec("flwr") is None or not shutil.which("flower-superlink", path=programs):
             raise SafaError("safa deploy needs Flower, which is not installed here; pip install 'safa[deploy]' does it")
-        function(arguments)
+        try:
+            function(arguments)
+        except BrokenPipeError:
+            raise
+        except OSError as problem:  # a disk that is full, a folder that is not to be written
+            where = problem.filename or "the folder of the run"
+            raise SafaError(f"cannot read or write {where}: {problem.strerror or problem}") from None
 
     parser = kinds.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False)
     parser.set_defaults(command=checked)
@@ -172,12 +200,59 @@ def _taken_up(arguments: argparse.Namespace, kind: str) -> Path:
 def _is_finished(folder: Path, kind: str) -> bool:
     """Whether a run of this kind of deployment came to its end; one of another kind is an error."""
     from safa.deploy.launch import Link
+    from safa.deploy.watch import finished_rounds
 
     run = load_run(folder)
     begun_with = "local" if Link.read(folder).local else "server"
+    Options.read(folder / OPTIONS_FILE)  # that it is damaged is to be said now
+    rounds = finished_rounds(folder)
+    if run.summary is None and rounds and not has_checkpoint(folder):
+        raise SafaError(
+            f"{folder} holds {rounds} rounds and no checkpoint: restore its folder checkpoint from a backup, or begin "
+            "anew in another folder, or here with --force"
+        )
     if begun_with != kind:
         raise SafaError(f"the run in {folder} was begun with safa deploy {begun_with}, and goes on with that only")
     return run.summary is not None
+
+
+def _check_same(arguments: argparse.Namespace, folder: Path) -> None:
+    """Complain about anything that was given and is not what the run in a folder was begun with."""
+    from safa.deploy.launch import Link
+
+    config = Settings.read_toml(arguments.config) if arguments.config else {}
+    table = config.pop("deploy", {})
+    if not isinstance(table, dict):
+        raise SafaError(f"deploy in {arguments.config} must be a table")
+    if arguments.named_task and arguments.task not in (None, arguments.named_task):
+        raise SafaError(f"two tasks are named, {arguments.task} and {arguments.named_task}")
+    foreign = dict(config.pop("protocol_options", {})) | foreign_settings(arguments)
+    given = config | dict(PRESETS[arguments.preset] if arguments.preset else {})
+    given |= {name: value for name, (value,) in given_settings(arguments).items()} | foreign
+    task = arguments.task or arguments.named_task or given.get("task")
+    given |= {"task": find_task(task).name} if task else {}
+    _compare(given, load_run(folder).settings.values(), folder)
+    options = table | {name: value for name, (value,) in given_options(arguments, Options).items()}
+    held = Options.read(folder / OPTIONS_FILE)
+    _compare(options, {item.name: getattr(held, item.name) for item in fields(Options)}, folder)
+    link = Link.read(folder)
+    if arguments.insecure and link.keys:
+        raise SafaError(f"{folder} was begun with the keys in {link.keys}, and --insecure is given; {_SAME}")
+    keys = str(Path(arguments.keys).resolve()) if arguments.keys else None
+    named = {"host": arguments.host, "port": arguments.port, "keys": keys}
+    _compare({name: value for name, value in named.items() if value is not None}, asdict(link), folder)
+
+
+_OPEN = {"threads": 0}
+"""What is given so was left open, and decided when the run began."""
+
+
+def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:
+    for name, value in given.items():
+        if name not in held:
+            raise SafaError(f"there is no setting {name!r}")
+        if value != held[name] and _OPEN.get(name, held[name]) != value:
+            raise SafaError(f"{name} is {held[name]} in {folder}, and {value} is given; {_SAME}")
 
 
 def _pauses(texts: list[str]) -> Mapping[str, float]:
@@ -217,7 +292,8 @@ def _local(arguments: argparse.Namespace) -> None:
         folder = Path(arguments.out) if arguments.out else next_folder(f"deploy-{settings.task}-{settings.protocol}")
         pauses = _pauses(arguments.pause)
         begin_local(folder, settings, options, insecure=arguments.insecure, pauses=pauses, force=arguments.force)
-    _attended(arguments, "local", folder, run_local)
+    with hold_launcher(folder):
+        _attended(arguments, "local", folder, run_local)
 
 
 def _server(arguments: argparse.Namespace) -> None:
@@ -226,6 +302,8 @@ def _server(arguments: argparse.Namespace) -> None:
     begun = bool(arguments.go_on and arguments.out and (Path(arguments.out) / "config.toml").exists())
     if arguments.go_on and not arguments.out:
         raise SafaError("--go-on needs --out, the folder of the run")
+    if arguments.go_on and arguments.force:
+        raise SafaError("--go-on goes on with the run in --out, and --force replaces it; give one of them")
     if arguments.pardon and not arguments.resume and not begun:
         raise SafaError("--pardon goes with --resume: nobody is set aside in a run that begins")
     if arguments.resume:
@@ -234,7 +312,9 @@ def _server(arguments: argparse.Namespace) -> None:
         folder = _taken_up(arguments, "server")
     elif begun:
         folder = Path(arguments.out)
-        if _is_finished(folder, "server"):
+        is_finished = _is_finished(folder, "server")
+        _check_same(arguments, folder)
+        if is_finished:
             Console(stderr=True).print(f"The run in {folder} came to its end.", highlight=False, soft_wrap=True)
             return
     else:
@@ -250,8 +330,9 @@ def _server(arguments: argparse.Namespace) -> None:
         keys = str(Path(arguments.keys).resolve()) if arguments.keys else None
         link = Link(host=host, port=port, keys=keys)
         begin(folder, settings, Options.of(given), link, force=arguments.force)
-    _pardon(folder, arguments.pardon)
-    _attended(arguments, "server", folder, run_server)
+    with hold_launcher(folder):
+        _pardon(folder, arguments.pardon)
+        _attended(arguments, "server", folder, run_server)
 
 
 def _pardon(folder: Path, names: list[str]) -> None:
@@ -283,7 +364,8 @@ def _client(arguments: argparse.Namespace) -> None:
     ca, key = _trust(arguments)
     state = Path(arguments.state).resolve()
     try:
-        (state / FLOWER).mkdir(parents=True, exist_ok=True)
+        with private_files():
+            (state / FLOWER).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SafaError(f"cannot make the folder {state}: {problem.strerror}") from None
     node = Node(
@@ -299,7 +381,7 @@ def _client(arguments: argparse.Namespace) -> None:
     )
     console = Console(highlight=False)
     with _sigterm_like_ctrl_c():
-        run_client(node, lambda line: console.print(line, soft_wrap=True, markup=False))
+        run_client(node, lambda line: console.print(printable(line), soft_wrap=True, markup=False))
 
 
 def _trust(arguments: argparse.Namespace) -> tuple[Path | None, Path | None]:
@@ -350,6 +432,46 @@ def _keys(arguments: argparse.Namespace) -> None:
         soft_wrap=True,
         markup=False,
     )
+
+
+def _expel(arguments: argparse.Namespace) -> None:
+    from safa.deploy.launch import FLOWER, Link
+
+    folder, names = Path(arguments.folder), list(dict.fromkeys(arguments.name))
+    run, link = load_run(folder), Link.read(folder)
+    if run.summary is not None:
+        raise SafaError(f"the run in {folder} came to its end; its model is what it is")
+    known = [member["name"] for member in run.roster() or []]
+    for name in names:
+        if name not in known:
+            there = f"there are {', '.join(map(printable, known[:10]))}" if known else "no round has been closed yet"
+            raise SafaError(f"there is no client {name!r} in {folder}; {there}{', ...' if len(known) > 10 else ''}")
+    with alone(folder / FLOWER / "expel.lock"):
+        write_atomically(folder / EXPEL, json.dumps(list(dict.fromkeys([*_to_expel(folder), *names]))).encode())
+    kind = "local" if link.local else "server"
+    when = "when the next round opens" if is_launched(folder) else f"with safa deploy {kind} --resume {folder}"
+    lines = [f"{', '.join(names)}: expelled {when}; from then on nothing of theirs is in the cache or taken."]
+    if run.settings.protocol != "safa":
+        lines += [f"{run.settings.protocol} keeps no cache: what it has merged of theirs stays in the model."]
+    if link.keys:
+        files = ", ".join(str(Path(link.keys, "clients", f"{name}.pub")) for name in names)
+        lines += [f"Their keys still open a connection; remove {files} to revoke them."]
+    for line in lines:
+        Console(highlight=False).print(line, soft_wrap=True, markup=False)
+
+
+def _to_expel(folder: Path) -> list[str]:
+    """Who is to be expelled already."""
+    file = folder / EXPEL
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SafaError(f"{file} is damaged; remove it, and name everybody again who is to be expelled")
+    return names
 
 
 # -- what a person sees ----------------------------------------------------------------------------------------------
@@ -410,7 +532,7 @@ class _Show:
     def line(self, text: str) -> None:
         """Something that is no round."""
         if not self._quiet:
-            self._err.print(text, soft_wrap=True, markup=False)
+            self._err.print(printable(text), soft_wrap=True, markup=False)
 
     def _row(self, *cells: str, style: str = "") -> None:
         text = "  ".join(cell.rjust(max(len(title), 7)) for cell, title in zip(cells, self._COLUMNS, strict=True))

@@ -31,7 +31,7 @@ from safa.errors import SafaError
 __all__ = ["add_client", "make_keys"]
 
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes call it by these
-_SKEW = timedelta(minutes=5)
+_SKEW = timedelta(days=1)  # a clock that is set back some minutes after the keys were made must not stop everybody
 _LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _SECRET, _PUBLIC = 0o600, 0o644

@@ -1,4 +1,8 @@
-"""One server at a time works on the folder of a run, and others can see whether it does."""
+"""One server at a time works on the folder of a run, and others can see whether it does.
+
+There are two locks, since there are two programs: the server app holds `lock`, and the command that started it holds
+`flower/launcher.lock`, from before it starts anything until everything is stopped.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from pathlib import Path
 
 from safa.errors import SafaError
 
-__all__ = ["hold", "is_held"]
+__all__ = ["alone", "hold", "hold_launcher", "in_use", "is_held", "is_launched"]
 
-_FILE = "lock"
+_FILE, _LAUNCHER = "lock", Path("flower", "launcher.lock")
 _WAIT_S = 30.0
+_GLANCE_S = 0.5  # another command may just be looking whether the lock is held
 
 
 @contextmanager
@@ -28,12 +33,51 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a server works on a folder."""
+@contextmanager
+def hold_launcher(folder: Path) -> Iterator[None]:
+    """Hold the lock of the command that runs the server of a folder; where another one does, say so at once."""
     try:
-        with (folder / _FILE).open("rb") as file:
+        with (folder / _LAUNCHER).open("a") as file:
+            deadline = time.monotonic() + _GLANCE_S
+            while not _taken(file.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise SafaError(in_use(folder))
+                time.sleep(0.05)
+            yield
+    except OSError as problem:
+        if problem.filename != str(folder / _LAUNCHER):
+            raise
+        raise SafaError(f"cannot write {problem.filename}: {problem.strerror}") from None
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Be the only process in here for a moment, by the lock of this file."""
+    with file.open("a") as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        yield
+
+
+def in_use(folder: Path) -> str:
+    """The sentence for a folder on which another server works."""
+    return f"another server works on {folder}; stop that one first"
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a server app works on a folder."""
+    return _is_held(folder / _FILE)
+
+
+def is_launched(folder: Path) -> bool:
+    """Whether a command runs the server of a folder."""
+    return _is_held(folder / _LAUNCHER)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
             return not _taken(file.fileno(), fcntl.LOCK_SH)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -11,7 +11,6 @@ be it by SIGKILL, the guardian stops what is left.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import secrets
@@ -20,11 +19,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any, Self, cast
+from typing import IO, Self, cast
 
 # The guardian runs this file by itself, so it imports nothing but the standard library.
 
@@ -32,6 +30,7 @@ __all__ = [
     "LOOPBACK",
     "STARTED",
     "SUPERLINK",
+    "SUPERNODE",
     "Kept",
     "Node",
     "Processes",
@@ -39,23 +38,35 @@ __all__ = [
     "environment",
     "family",
     "free_port",
-    "superlink",
+    "private_files",
 ]
 
 LOOPBACK = "127.0.0.1"
 STARTED = "started"
 """What `Kept` tells of a start."""
-SUPERLINK = "from safa.deploy.processes import superlink; superlink()"
-"""The code of a SuperLink with two doors. Its arguments are host and port of the outer one, and then those of
-`flower-superlink`, which name the inner one."""
+SUPERLINK = "from safa.deploy.gate import superlink; superlink()"
+"""The code of a SuperLink with two doors. Its arguments are host and port of the outer one, how many parts a reply may
+have, and then those of `flower-superlink`, which name the inner door."""
+SUPERNODE = "from safa.deploy.gate import supernode; supernode()  # flower-supernode"
+"""The code of a SuperNode that runs no app but ours. Its arguments are those of `flower-supernode`."""
 
-_FOR_DEVICES, _SERVER_APP = "/v1/fleet/", b"flwr-serverapp"
-_MOST_BYTES = 8_000_000  # of one request of a device: Flower cuts arrays into pieces of 5 MiB
+_SERVER_APP = b"flwr-serverapp"
+_PRIVATE = 0o077  # the umask: what a deployment writes is for its own user
 _MARK = "SAFA_FAMILY"
 _PROC = Path("/proc")
 _TERM_S, _KILL_S = 2.0, 1.0
 _POLL_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is written in here is for the user of this process and nobody else; so is all that `Processes` start."""
+    before = os.umask(_PRIVATE)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def free_port() -> int:
@@ -105,7 +116,7 @@ class Processes:
         self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a program, whose output goes to the end of a file."""
-        with log.open("ab") as output:
+        with private_files(), log.open("ab") as output:
             return self._popen(command, environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def ask(
@@ -149,7 +160,9 @@ class Processes:
             **(environment or {}),
             f"{_MARK}_{self.token}": "1",
         }  # others may have marked it, too
-        process = subprocess.Popen(list(command), env=variables, start_new_session=True, **streams)  # type: ignore[call-overload]
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            list(command), env=variables, start_new_session=True, umask=_PRIVATE, **streams
+        )
         self._started.append(process)
         with contextlib.suppress(OSError):  # a guardian that is dead is missed at the end only
             stdin = cast(IO[bytes], self._guardian.stdin)
@@ -207,34 +220,6 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def superlink() -> None:
-    """The program of `SUPERLINK`: Flower's own. Its inner door serves everything, the outer one devices alone."""
-    flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    uvicorn = flower.uvicorn
-    outer = sys.argv[1], int(sys.argv[2])
-    sys.argv[:3] = ["flower-superlink"]
-
-    def run(*, app: Any, host: str, port: int, **options: Any) -> None:
-        async def gate(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "lifespan" or scope["server"][1] == port:
-                await app(scope, receive, send)
-            elif scope["type"] == "http":
-                is_for_devices = scope["path"].startswith(_FOR_DEVICES)
-                length = dict(scope["headers"]).get(b"content-length", b"")
-                if is_for_devices and length.isdigit() and int(length) <= _MOST_BYTES:
-                    await app(scope, receive, send)
-                    return
-                status = 404 if not is_for_devices else 413 if length.isdigit() else 411
-                await send({"type": "http.response.start", "status": status, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
-
-        doors = [bound(host, port), bound(*outer)]
-        uvicorn.Server(uvicorn.Config(gate, **options)).run(sockets=doors)
-
-    flower.uvicorn = SimpleNamespace(run=run)
-    flower.flower_superlink()
-
-
 def bound(host: str, port: int) -> socket.socket:
     """A socket that nobody listens on yet."""
     door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -273,14 +258,16 @@ class Node:
 
     def start(self, processes: Processes) -> subprocess.Popen[bytes]:
         """Start it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with private_files():
+            self.folder.mkdir(parents=True, exist_ok=True)
         config = {"name": self.name, "state": str(self.state.resolve()), "pause-s": self.pause_s}
         config |= {"task": self.task} if self.task is not None else {}
         config |= {"partition-id": self.partition} if self.partition is not None else {}
         file = self.folder / "node.toml"
         lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in config.items())  # as in TOML
-        file.write_text("".join(lines), encoding="utf-8")
-        command = ["flower-supernode", "--superlink", self.server, "--node-config", str(file)]
+        with private_files():
+            file.write_text("".join(lines), encoding="utf-8")
+        command = [sys.executable, "-P", "-c", SUPERNODE, "--superlink", self.server, "--node-config", str(file)]
         command += ["--host", LOOPBACK, "--port", str(free_port())]
         command += ["--root-certificates", str(self.ca)] if self.ca else ["--insecure"]
         command += ["--auth-supernode-private-key", str(self.key)] if self.key else []

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from safa.deploy.clock import steady_flower
 from safa.deploy.conductor import Conductor
 from safa.deploy.letters import Failure
 from safa.deploy.lock import hold
@@ -25,7 +26,7 @@ from safa.deploy.text import printable
 from safa.deploy.watch import LOG
 from safa.errors import SafaError
 
-__all__ = ["app", "conduct"]
+__all__ = ["app", "conduct", "serve"]
 
 _log = logging.getLogger("safa.deploy")
 
@@ -36,7 +37,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the deployment to its end."""
     end_with_parent()
-    folder = Path(str(context.run_config["folder"]))
+    steady_flower()
+    serve(Path(str(context.run_config["folder"])), grid)
+
+
+def serve(folder: Path, grid: Grid) -> None:
+    """Run the deployment of a folder to its end; where that fails, the folder's log says why in one line."""
     with hold(folder), _logged(folder):
         try:
             conductor = Conductor(folder, now=time.monotonic())
@@ -44,8 +50,11 @@ def main(grid: Grid, context: Context) -> None:
         except SafaError as problem:
             _log.error("%s", problem)
             raise
-        except Exception:
-            _log.exception("the server stopped")
+        except SystemExit:
+            _log.error("Flower stopped the server app: the run was stopped, or its SuperLink took it for dead")
+            raise
+        except Exception as problem:  # Flower writes the traceback to its own log
+            _log.error("%s", _why(problem))
             raise
 
 
@@ -55,7 +64,7 @@ def conduct(conductor: Conductor, grid: Grid) -> None:
     mailbox = Mailbox(grid, max_bytes=conductor.screening.screen.max_bytes, ttl_s=options.ttl_s)
     try:
         while not conductor.finished:
-            conductor.observe(grid.get_node_ids(), now=time.monotonic())
+            conductor.observe(mailbox.nodes(), now=time.monotonic())
             for post, answer in mailbox.collect():
                 conductor.hear(post, answer, now=time.monotonic())
             conductor.tick(now=time.monotonic())
@@ -66,6 +75,21 @@ def conduct(conductor: Conductor, grid: Grid) -> None:
             time.sleep(options.poll_s)
     finally:
         conductor.stop()
+
+
+def _why(problem: Exception) -> str:
+    """Why the server stops, in a sentence."""
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"cannot read or write {problem.filename or 'the folder of the run'}: {problem.strerror}"
+    said = str(problem).strip().partition("\n")[0]
+    return f"the server app failed with a {type(problem).__name__}{said and f': {said}'}"
+
+
+class _Handler(logging.FileHandler):
+    """Writes to the log as long as it can be written; that it cannot is no reason to print tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Let it be."""
 
 
 class _Lines(logging.Formatter):
@@ -83,7 +107,7 @@ class _Lines(logging.Formatter):
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Write what happens to the folder's log, besides Flower's own."""
-    handler = logging.FileHandler(folder / LOG, encoding="utf-8")
+    handler = _Handler(folder / LOG, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
@@ -91,4 +115,5 @@ def _logged(folder: Path) -> Iterator[None]:
         yield
     finally:
         _log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safa.deploy.roster import name_fault
+from safa.deploy.text import printable
 from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.runs import has_checkpoint, write_atomically
@@ -23,12 +24,15 @@ __all__ = [
     "PARDONS",
     "REGISTERED",
     "Register",
+    "Said",
     "Tell",
     "attend",
     "finished_rounds",
     "follow",
+    "last_line",
     "last_words",
     "problem_of",
+    "registered_in",
 ]
 
 Tell = Callable[[RoundRecord | str], object]
@@ -49,9 +53,14 @@ _MEANS = {
     "code: 2004": "the server does not know this key, or takes it to be connected still",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not to be trusted",
 }
+_UNTOLD = "SuperNode terminated gracefully"  # so it says where the server answers with 401
+_REFUSED = "the server does not take its signature: is its clock right, and its key not revoked?"
 _ROUNDS, _SUMMARY = "rounds.jsonl", "summary.json"
 _GRAVE = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) (.*)")
 _COMES = re.compile(r"\S+ INFO (.+ is (?:new|back|here again): .*|going on behind .*)")
+_SAID = re.compile(r"WARNING\s*:\s+To the server: (.+)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Flower's log is coloured
+_ERRORS = ("error: ", "critical: ")
 _PAUSE_S, _TIDY_S = 0.25, 2.0
 
 
@@ -90,10 +99,11 @@ def follow(
                 grave = _GRAVE.match(line)
                 comes = _COMES.match(line)
                 if grave:
-                    yield f"{grave[1].lower()}: {grave[2]}"
+                    yield f"{grave[1].lower()}: {printable(grave[2])}"
                 elif comes:
-                    yield comes[1]
-            yield from map(RoundRecord.from_json, rounds.lines())
+                    yield printable(comes[1])
+            for line in rounds.lines():
+                yield _round(line)
             if last:
                 return
             last = (folder / _SUMMARY).exists() or over()  # and then look once more
@@ -101,6 +111,14 @@ def follow(
                 sleep(_PAUSE_S)
 
     return events()
+
+
+def _round(line: str) -> RoundRecord | str:
+    """A round from its line, or a warning that this is none."""
+    try:
+        return RoundRecord.from_json(line)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return f"warning: a line of {_ROUNDS} is damaged"
 
 
 def finished_rounds(folder: Path) -> int:
@@ -118,11 +136,13 @@ def attend(
     over: Callable[[], bool],
     also: Callable[[], None],
     kind: str,
+    why: Callable[[str], str] = lambda error: error,
 ) -> None:
     """Stay with a run to its end, and tell what happens. That its server stopped before the end is an error.
 
     `start` starts the server, `over` says whether it has stopped, and `also` is done a few times a second, for the
-    first time before the start. `kind` is the word for the command that goes on with such a run.
+    first time before the start. `kind` is the word for the command that goes on with such a run. `why` is given the
+    last error in the server's log, if there is one, and says why it stopped.
     """
 
     def tended() -> bool:
@@ -132,29 +152,70 @@ def attend(
     events = follow(folder, tended)
     also()
     start()
+    error = ""
     for event in events:
+        if isinstance(event, str) and event.startswith(_ERRORS):
+            error = event.partition(": ")[2]
         tell(event)
     if not (folder / _SUMMARY).exists():
-        done = finished_rounds(folder)
+        done, reason = finished_rounds(folder), printable(why(error))
+        if reason != error:
+            _note(folder / LOG, reason)
         log = next((log for log in (folder / LOG, folder / "flower" / "superlink.log") if log.exists()), folder)
-        stopped = f"the server stopped after round {done} of {settings.rounds} ({log} says more)"
-        raise SafaError(f"{stopped}; safa deploy {kind} --resume {folder} goes on")
+        stopped = f"the server stopped after round {done} of {settings.rounds}{reason and f': {reason}'}"
+        more = "" if reason.endswith("says more") else f" ({log} says more)"
+        raise SafaError(f"{stopped}{more}; safa deploy {kind} --resume {folder} goes on")
     deadline = time.monotonic() + _TIDY_S
     while has_checkpoint(folder) and time.monotonic() < deadline:  # the server clears it away last
         time.sleep(_PAUSE_S)
 
 
+def _note(log: Path, reason: str) -> None:
+    """Write to the server's log what it could not write itself, if that is possible now."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ERROR {reason}\n")
+
+
+class Said:
+    """What a client app tells the server that went wrong, found in the log of its SuperNode; each once in a row."""
+
+    def __init__(self, log: Path) -> None:
+        self._tail, self._last = _Tail(log), ""
+
+    def look(self) -> list[str]:
+        """What was told since the last look."""
+        new = []
+        for line in self._tail.lines():
+            said = _SAID.match(_COLOURS.sub("", line))
+            if said and said[1] != self._last:
+                self._last = said[1]
+                new.append(printable(said[1]))
+        return new
+
+
 def last_words(log: Path) -> str:
     """Why a SuperNode ended, as far as the end of its log says."""
+    text = _end(log).rpartition(_BEGINS)[2]
+    failed = _FAILED.search(text)
+    if failed is None and _UNTOLD in text:
+        return _REFUSED
+    said = failed[1].strip() if failed else ""
+    return next((meaning for mark, meaning in _MEANS.items() if mark in said), printable(said))
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty."""
+    lines = [line.strip() for line in _COLOURS.sub("", _end(log)).splitlines()]
+    return printable(next((line for line in reversed(lines) if line), ""))
+
+
+def _end(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
-            text = file.read().decode(errors="replace").rpartition(_BEGINS)[2]
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
-    failed = _FAILED.search(text)
-    said = failed[1].strip() if failed else ""
-    return next((meaning for mark, meaning in _MEANS.items() if mark in said), said)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -182,7 +243,7 @@ class Register:
         """Compare the folder with what is registered, and put it right; what there is to tell."""
         first = self._known is None
         if self._known is None:
-            self._known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+            self._known = registered_in(self._file) or {}
         if not self._folder.is_dir():
             return []
         known, there = self._known, self._keys()
@@ -191,7 +252,7 @@ class Register:
         self._gone = gone
         new = {name: key for name, key in there.items() if name not in known and self._hopeless.get(name) != key}
         told += self._enter(known, new)
-        if gone or new or not self._nodes.exists():
+        if first or gone or new or not self._nodes.exists():
             write_atomically(self._file, json.dumps(known, indent=2).encode())
             names = {entry["node"]: name for name, entry in known.items()}
             write_atomically(self._nodes, json.dumps(names, indent=2).encode())
@@ -231,6 +292,15 @@ class Register:
                 told.append(f"the key of {name} is not taken yet: {problem_of(answer)}")
         self._hopeless |= {name: new[name] for name, fault in faults.items() if fault}
         return told + [f"the key of {name} is not taken: {fault}" for name, fault in faults.items() if fault]
+
+
+def registered_in(file: Path) -> dict[str, dict[str, str]] | None:
+    """By name, the node and the key of those that are registered; None where the file does not say."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(name): {"node": str(int(of["node"])), "key": str(of["key"])} for name, of in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _key_fault(key: str) -> str | None:

@@ -27,7 +27,20 @@ from numpy.typing import NDArray
 from safa.deploy.screening import Reason, Refused, shown
 from safa.errors import SafaError
 
-__all__ = ["KINDS", "Kind", "Like", "Packed", "Parcel", "after", "bytes_of", "change", "like", "pack", "unpack"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Like",
+    "Packed",
+    "Parcel",
+    "after",
+    "bytes_of",
+    "change",
+    "like",
+    "most_parts",
+    "pack",
+    "unpack",
+]
 
 Kind = Literal["float32", "float16", "int8"]
 """How floating-point numbers travel."""
@@ -39,6 +52,8 @@ Like = Mapping[str, tuple[tuple[int, ...], str]]
 _FLOATS = ("float16", "float32", "float64")
 _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _SCALE_BYTES = 8
+_PIECE_BYTES = 5 * 1024**2  # Flower cuts an array into such
+_FEWEST_PARTS, _OTHER_PARTS = 100, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +139,14 @@ def _quantised(name: str, tensor: NDArray[Any]) -> tuple[NDArray[np.int8], float
     if scale == 0:
         return np.zeros(tensor.shape, dtype=np.int8), 0.0
     return np.clip(np.rint(tensor.astype(np.float64) / scale), -127, 127).astype(np.int8), scale
+
+
+def most_parts(most_bytes: int) -> int:
+    """How many objects of Flower's a reply may be announced with, if its numbers have so many bytes at most.
+
+    An honest one has a piece of the model each 5 MiB, and five others.
+    """
+    return max(_FEWEST_PARTS, _OTHER_PARTS + most_bytes // _PIECE_BYTES)
 
 
 # -- unpacking: what is wrong here came from elsewhere, and is refused -----------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from safa.deploy.letters import Failure
+from safa.fleet import stream
 from safa.records import Verdict
 from safa.replay import replay
 from safa.runs import Run
@@ -113,6 +114,29 @@ def test_an_answer_that_comes_between_two_openings_is_taken(tmp_path: Path, log:
     is_whole(run, 1)
     assert len(opened_again(log)) == 1
     assert len(next(run.records()).picked) == 4
+
+
+def test_who_is_not_drawn_again_is_not_blamed_for_its_answer(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    """A newcomer is drawn in its place when round 2 is opened again; what it was sent is newer than what it had."""
+    seed = next(s for s in range(100) if _fits(s))
+    given = {"protocol": "fedavg", "clients": 3, "rounds": 4, "fraction": 0.3, "round_limit_s": 20.0, "seed": seed}
+    stage = Stage(tmp_path, given, {"start_with": 2, "refusals_allowed": 1})
+    stage.players[2].is_online = False
+    stage.play(until=stage.in_round(2))
+    (drawn,) = [player for player in stage.players if player.orders[-1:] and player.orders[-1].version == 1]
+    stage.restart(drawn)  # what it was at work on is asked for again, and takes longer now
+    drawn.delay_s = 30.0
+    stage.players[2].is_online, stage.players[2].delay_s = True, 15.0
+    run = stage.play()
+    assert f"refused: {drawn.name}, not expected: its round was opened again without it" in log.text
+    assert stage.conductor.screening.set_aside == []
+    assert apart(replay(run), run.model()) <= 1e-6
+
+
+def _fits(seed: int) -> bool:
+    """Whether the last of three clients has the smallest lot in round 2, and another than in round 1 the second."""
+    first, second = (stream(seed, "lottery", number).random(3) for number in (1, 2))
+    return bool(second.argmin() == 2 and second[:2].argmin() != first[:2].argmin())
 
 
 def test_what_a_round_cost_is_counted_over_all_of_its_openings(tmp_path: Path) -> None:

@@ -545,6 +545,10 @@ class Conductor:
             return False
         if not under_way and isinstance(answer, Update):
             return self._abandoned(client, order.version, now)
+        if order.version > self.protocol.versions[client]:  # no fault of its own: it is not counted
+            self._current.pop(client, None)
+            _log.warning("refused: %s, not expected: its round was opened again without it", self._name(client))
+            return False
         is_aside = client in self.screening.set_aside
         row = self._screened(client, order, answer)
         if isinstance(row, torch.Tensor):

@@ -6,10 +6,12 @@ import json
 import socket
 import ssl
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -88,6 +90,18 @@ def attackers(address: str, behaviours: Sequence[str]) -> Iterator[dict[str, lis
             thread.join()
 
 
+def _wait_for_rounds(run: Path, count: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait for rounds one after the other: how long all of them take together is not what is tested."""
+    log = run / "server.log"
+    wait_for(lambda: log.exists() and "sent: " in log.read_text(), server, log=run.parent / "log")
+    for number in range(1, count + 1):
+        wait_for(partial(_has_rounds, run, number), server, log=log)
+
+
+def _has_rounds(run: Path, number: int) -> bool:
+    return len(records(run)) >= number
+
+
 @pytest.mark.slow
 def test_a_reply_of_19000_parts_and_one_that_flower_cannot_read_stop_nobody(tmp_path: Path) -> None:
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
@@ -102,7 +116,7 @@ def test_a_reply_of_19000_parts_and_one_that_flower_cannot_read_stop_nobody(tmp_
             safa(processes, tmp_path / f"honest-{part}.log", "deploy", "client", *where, *named)
         wait_for(lambda: listens(int(port)), server, log=log)
         with attackers(f"127.0.0.1:{port}", ("parts", "timeless")) as said:
-            wait_for(lambda: len(records(run)) >= 3, server, log=server_log)
+            _wait_for_rounds(run, 3, server)
             assert server.wait(60) == 0, log.read_text()
     assert len(said["parts"]) > 10
     assert set(said["parts"]) <= {413, 403}  # 403: the run has ended
@@ -144,10 +158,10 @@ def test_a_client_that_declares_a_million_samples_does_not_take_the_model_over_a
         eve = threading.Thread(target=live)
         eve.start()
         try:
-            wait_for(lambda: len(records(run)) >= 2, server, log=server_log)
+            _wait_for_rounds(run, 2, server)
             write_atomically(run / "expel.json", b'["eve"]')
             wait_for(lambda: "expelled: eve" in server_log.read_text(), server, log=server_log)
-            wait_for(lambda: len(records(run)) >= 6, server, log=server_log)
+            _wait_for_rounds(run, 6, server)
             assert server.wait(60) == 0, log.read_text()
         finally:
             over.set()

@@ -140,7 +140,6 @@ def doubled(output: Tensor, target: Tensor) -> Tensor:
         ("regression", {"model": lambda: nn.Sequential(nn.Linear(7, 1, bias=False), nn.Flatten(0)).double()}),
         ("regression", {"model": lambda: nn.Sequential(nn.Linear(7, 1), nn.Tanh(), nn.Flatten(0)).double()}),
     ],
-    ids=str,
 )
 def test_a_kernel_of_another_model_or_loss_is_refused(kind: str, change: dict[str, Any]) -> None:
     problem = replace(make(kind), **change)

@@ -169,7 +169,9 @@ class Settings:
     warm_start: bool = option(
         False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN
     )
-    memory_mb: float = option(4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0)
+    memory_mb: float = option(
+        4096.0, "memory for models and updates; what does not fit is held in a file", group=_LEARN, above=0
+    )
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)
     """Whether a model is trained, or the rounds are simulated only."""

@@ -221,7 +221,7 @@ class Settings:
         needs={"protocol": ("safa", "local")},
     )  # fmt: skip
     memory_mb: float = option(
-        4096.0, "memory for models; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
+        4096.0, "memory for models and updates; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
     )
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)

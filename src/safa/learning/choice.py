@@ -178,7 +178,8 @@ class _Trial:
             if not why:
                 return Choice(kernel, plain.without_gradient)
         note = f"torch cannot batch this model over clients ({why}): the serial trainer is used"
-        return Choice(plain, plain.without_gradient, note)
+        fresh = self._problem.start_model(0).to(self._device)  # whatever the failure has left in the other
+        return Choice(OneByOne(self._problem, fresh, self._layout), plain.without_gradient, note)
 
     def _difference(self, module: nn.Module, rows: Tensor, *, whole: bool) -> str:
         """Where `torch.func` fails or gives other gradients than plain differentiation; empty where it does not."""
@@ -194,7 +195,8 @@ class _Trial:
                 found = kernel.gradients(mine, step)
             except Exception as wrong:
                 return f"{part[-1] if part else 'loss'}: {_sentence(wrong)}"
-        return "" if _agree(found, expected) and _agree(mine, plain) else "its gradients come out differently"
+        buffers = (rows[:, self._layout.trained :] for rows in (mine, plain))
+        return "" if _agree(found, expected) and _agree(*buffers) else "its gradients come out differently"
 
     def _failure(self, kernel: Kernel, rows: Tensor, step: Step) -> str:
         try:

@@ -48,7 +48,7 @@ class RowOptimiser:
     def __init__(self, optimiser: Optimiser, start: Tensor, decayed: Tensor | None = None) -> None:
         """`decayed` is 1 for the numbers of a row that weight decay concerns and 0 for others; without, all of them."""
         self._optimiser = optimiser
-        self._decayed = None if decayed is None or bool(decayed.all()) else decayed
+        self._decayed = decayed
         self._start = start.clone() if optimiser.proximal else start
         has_first = optimiser.kind == "adam" or optimiser.momentum
         self._first = torch.zeros_like(start) if has_first else None

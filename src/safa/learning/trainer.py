@@ -46,7 +46,7 @@ class SerialTrainer:
         self._module = problem.start_model(0).to(device)
         self.layout = Layout(self._module)
         self._problem, self._optimiser = problem, optimiser
-        self._batch_size = min(batch_size, max(map(len, shards)))
+        self._batch_size = min(batch_size, max([1, *map(len, shards)]))
         inputs, targets = problem.train
         self._data = [(inputs[shard].to(device), targets[shard].to(device)) for shard in map(torch.from_numpy, shards)]
 
@@ -117,7 +117,7 @@ class BatchedTrainer:
         self.note = choice.note
         """Why clients are trained one after the other, where they are; a line of the log says so, too."""
         self._optimiser = optimiser
-        self._decayed = self._decayed_part(module, choice.without_gradient).to(device)
+        self._decayed = self._decayed_part(module, choice.without_gradient)
         sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
         row = 6 * self.layout.size * self.layout.dtype.itemsize
         self._bands = []
@@ -129,14 +129,16 @@ class BatchedTrainer:
             most = max(1, int(memory_mb * 2**20 / (width * sample + row)))
             self._bands.append(_Band(first, self._lengths[first:last], width, steps, epoch, most))
 
-    def _decayed_part(self, module: nn.Module, without_gradient: set[str]) -> Tensor:
-        """1 for every number of a row that weight decay concerns; torch leaves alone what has no gradient."""
+    def _decayed_part(self, module: nn.Module, without_gradient: set[str]) -> Tensor | None:
+        """1 for every number of a row that weight decay concerns, as torch leaves alone what has no gradient."""
         frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         still = frozen if self._optimiser.proximal else frozen | without_gradient
+        if not still:
+            return None
         part = torch.ones(1, self.layout.size, dtype=self.layout.dtype)
         for name in still:
             self.layout.views(part)[name].zero_()
-        return part[0, : self.layout.trained]
+        return part[0, : self.layout.trained].to(next(module.parameters()).device)
 
     def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
         """The clients' local training, side by side."""

@@ -259,7 +259,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("summary.json", '{"futility": NaN}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", f'{{"futility": {"9" * 400}}}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", "[" * 100_000, "summary.json is damaged: it is not JSON"),
-        ("config.toml", "a = " + "[" * 100_000, "config.toml does not hold the settings of a run"),
+        ("config.toml", "a = " + "[" * 100_000, "config.toml is not a config file"),
         ("config.toml", "", "config.toml does not hold the settings of a run"),
         ("roster.json", "{}", "roster.json is damaged: it is not a list of clients"),
         ("roster.json", '[{"name": 3, "size": 2, "details": {}}]', "roster.json is damaged"),

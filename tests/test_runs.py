@@ -256,6 +256,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("summary.json", "{", "summary.json is damaged: it is not JSON"),
         ("summary.json", "[1]", "summary.json is damaged: it does not hold the metrics of a run"),
         ("summary.json", '{"futility": []}', "summary.json is damaged: it does not hold the metrics"),
+        ("summary.json", '{"bytes_up": -1}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", '{"futility": NaN}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", f'{{"futility": {"9" * 400}}}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", "[" * 100_000, "summary.json is damaged: it is not JSON"),

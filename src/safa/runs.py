@@ -374,16 +374,19 @@ def _summary(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found = read_json(path)
-    if not isinstance(found, dict) or not all(_is_metric(value) for value in found.values()):
+    if not isinstance(found, dict) or not all(_is_metric(name, value) for name, value in found.items()):
         raise SafaError(f"{path} is damaged: it does not hold the metrics of a run")
     return found
 
 
-def _is_metric(value: Any) -> bool:
+def _is_metric(name: str, value: Any) -> bool:
     """Whether it is what a summary may hold: a number, nothing, or how often something was counted."""
     if isinstance(value, dict):
         return all(type(count) is int and 0 <= count < 2**63 for count in value.values())
-    return value is None or value in ("inf", "-inf", "nan") or _is_number(value)
+    if value is None or value in ("inf", "-inf", "nan"):
+        return True
+    is_score = name not in METRICS or name.endswith(("_loss", "_accuracy"))  # which may be negative
+    return _is_number(value) and (is_score or value >= 0)
 
 
 def _is_number(value: Any) -> bool:

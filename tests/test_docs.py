@@ -35,6 +35,17 @@ def test_the_problem_of_the_docs_is_learnt(capsys: pytest.CaptureFixture[str]) -
     assert "['0.weight', '0.bias', '2.weight', '2.bias']" in capsys.readouterr().out
 
 
+def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem, resuming = blocks("docs/learning.md")[:2]
+    names: dict[str, Any] = {}
+    exec(problem, names)
+    exec(resuming.replace("out=", "checkpoint_every=2, out=").split("run = ")[0], names)
+    (tmp_path / "runs" / "mine" / "summary.json").unlink()  # as if it had been stopped
+    exec("import safa\nrun = " + resuming.split("run = ")[1], names)
+    assert all((names["model"][name] == tensor).all() for name, tensor in names["run"].model().items())
+
+
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     names: dict[str, Any] = {}
     protocol_example, test_example = blocks("docs/own-protocol.md")

@@ -80,6 +80,16 @@ def test_every_way_to_lose_a_checkpoint_has_its_sentence(tmp_path: Path) -> None
     assert with_checkpoints(tmp_path / "other", 5, 6).load_checkpoint(most=5).rounds == 5
 
 
+def test_a_checkpoint_is_used_by_a_version_that_has_more_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is what the run's own file names, not what this version would write."""
+    run = with_checkpoints(tmp_path / "run", 4)
+    earlier = Settings.to_toml
+    monkeypatch.setattr(Settings, "to_toml", lambda settings: earlier(settings) + "newer = 1\n")
+    assert run.load_checkpoint().rounds == 4
+
+
 def test_a_damaged_checkpoint_does_not_outlive_the_next_one(tmp_path: Path) -> None:
     """After a fall back to an older one, there are two sound ones again as soon as possible."""
     run = with_checkpoints(tmp_path / "run", 4, 8)
@@ -256,10 +266,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("summary.json", "{", "summary.json is damaged: it is not JSON"),
         ("summary.json", "[1]", "summary.json is damaged: it does not hold the metrics of a run"),
         ("summary.json", '{"futility": []}', "summary.json is damaged: it does not hold the metrics"),
+        ("summary.json", '{"bytes_up": -1}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", '{"futility": NaN}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", f'{{"futility": {"9" * 400}}}', "summary.json is damaged: it does not hold the metrics"),
         ("summary.json", "[" * 100_000, "summary.json is damaged: it is not JSON"),
-        ("config.toml", "a = " + "[" * 100_000, "config.toml does not hold the settings of a run"),
+        ("config.toml", "a = " + "[" * 100_000, "config.toml is not a config file"),
         ("config.toml", "", "config.toml does not hold the settings of a run"),
         ("roster.json", "{}", "roster.json is damaged: it is not a list of clients"),
         ("roster.json", '[{"name": 3, "size": 2, "details": {}}]', "roster.json is damaged"),

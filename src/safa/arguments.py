@@ -27,7 +27,7 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
         help="a protocol's own setting, where it comes from another package",
     )
     parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
-    parser.add_argument("--force", action="store_true", help="replace an output folder that already holds a run")
+    parser.add_argument("--force", action="store_true", help="replace the run that is in the output folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no table")
 
 

@@ -158,10 +158,10 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 class RunWriter:
     """Writes the folder of a run while it goes on. What is in it can be read at any moment."""
 
-    def __init__(self, folder: Path, rounds: BinaryIO, settings: Settings) -> None:
+    def __init__(self, folder: Path, rounds: BinaryIO) -> None:
         self.folder = folder
         self._rounds = rounds
-        self._settings = settings
+        self._fingerprint = _fingerprint(folder)
 
     @classmethod
     def begin(cls, folder: Path, settings: Settings, *, force: bool = False) -> RunWriter:
@@ -170,7 +170,7 @@ class RunWriter:
         with writing(folder / _CONFIG):
             write_config(folder, settings)
         with writing(folder / _ROUNDS):
-            return cls(folder, (folder / _ROUNDS).open("ab", buffering=0), settings)
+            return cls(folder, (folder / _ROUNDS).open("ab", buffering=0))
 
     @classmethod
     def resume(cls, run: Run, finished: int) -> RunWriter:
@@ -185,7 +185,7 @@ class RunWriter:
             rounds = path.open("ab", buffering=0)
             with path.open("rb") as lines:
                 os.truncate(path, sum(len(line) for line in islice(lines, finished)))
-        return cls(run.folder, rounds, run.settings)
+        return cls(run.folder, rounds)
 
     def add(self, record: RoundRecord) -> None:
         """Append a round, as one line in one write."""
@@ -198,7 +198,7 @@ class RunWriter:
         `notes` is what else is to be kept with it, as text by name. The checkpoint before this one is kept, too.
         """
         folder = self.folder / _CHECKPOINTS
-        head = {"format": _CHECKPOINT_FORMAT, "rounds": str(finished), "settings": _fingerprint(self._settings)}
+        head = {"format": _CHECKPOINT_FORMAT, "rounds": str(finished), "settings": self._fingerprint}
         with writing(folder):
             os.fsync(self._rounds.fileno())
             folder.mkdir(exist_ok=True)
@@ -273,9 +273,11 @@ class Run:
 
     def load_checkpoint(self, most: int | None = None) -> Checkpoint:
         """The newest checkpoint that is sound, and made after at most `most` rounds where that is given."""
+        if self.folder is None:
+            return Checkpoint()
         problems: list[str] = []
-        fingerprint = _fingerprint(self.settings)
-        for rounds, path in (_generations(self.folder) if self.folder else {}).items():
+        fingerprint = _fingerprint(self.folder)
+        for rounds, path in _generations(self.folder).items():
             if most is not None and rounds > most:
                 problems.append(f"{path} is passed over: there are only {most} finished rounds in {_ROUNDS}")
                 continue
@@ -342,9 +344,10 @@ def _remove_checkpoints(folder: Path) -> None:
         (folder / _CHECKPOINTS).rmdir()
 
 
-def _fingerprint(settings: Settings) -> str:
-    """A checksum of all settings of a run."""
-    return hashlib.sha256(settings.to_toml().encode()).hexdigest()
+def _fingerprint(folder: Path) -> str:
+    """A checksum of the settings that a run's own file names: a later version may have more, each with a default."""
+    named = json.dumps(Settings.read_toml(folder / _CONFIG), sort_keys=True, default=str)
+    return hashlib.sha256(named.encode()).hexdigest()
 
 
 def load_run(folder: str | Path) -> Run:
@@ -374,16 +377,19 @@ def _summary(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found = read_json(path)
-    if not isinstance(found, dict) or not all(_is_metric(value) for value in found.values()):
+    if not isinstance(found, dict) or not all(_is_metric(name, value) for name, value in found.items()):
         raise SafaError(f"{path} is damaged: it does not hold the metrics of a run")
     return found
 
 
-def _is_metric(value: Any) -> bool:
+def _is_metric(name: str, value: Any) -> bool:
     """Whether it is what a summary may hold: a number, nothing, or how often something was counted."""
     if isinstance(value, dict):
         return all(type(count) is int and 0 <= count < 2**63 for count in value.values())
-    return value is None or value in ("inf", "-inf", "nan") or _is_number(value)
+    if value is None or value in ("inf", "-inf", "nan"):
+        return True
+    is_score = name not in METRICS or name.endswith(("_loss", "_accuracy"))  # which may be negative
+    return _is_number(value) and (is_score or value >= 0)
 
 
 def _is_number(value: Any) -> bool:

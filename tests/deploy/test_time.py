@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,8 @@ class _Over(Exception):  # noqa: N818
 
 class _EmptyGrid:
     """A grid on which nobody is."""
+
+    _retry_invoker = SimpleNamespace(should_giveup=None, on_backoff=None, on_success=None)
 
     def get_node_ids(self) -> list[int]:
         return []

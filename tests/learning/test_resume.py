@@ -88,8 +88,8 @@ GIVEN: dict[str, Any] = {"clients": 6, "rounds": 9, "epochs": 2, "batch_size": 8
 
 def stopped(folder: Path, after: int, problem: Problem = PROBLEM) -> None:
     """A run of a problem of one's own that was killed after so many rounds."""
-    settings = Settings.of(task_of(problem, "your own"), **GIVEN)
-    rounds = play(Experiment(settings, problem), RunWriter.begin(folder, settings))
+    experiment = Experiment(Settings.of(task_of(problem, "your own"), **GIVEN), problem)
+    rounds = play(experiment, RunWriter.begin(folder, experiment.settings))
     for _ in range(after):
         next(rounds)
 

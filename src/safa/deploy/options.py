@@ -53,7 +53,7 @@ class Options:
     )  # fmt: skip
     wire: str = option("float32", "how models travel: float32, float16 or int8", group=_WIRE, choices=KINDS)
     max_mb: float = option(
-        0.0, "the largest update that is taken, in MB (0: twice the model, and 1 MB)", group=_SCREEN, least=0
+        0.0, "the largest update that is taken, in MB (0: twice the model, and 1 MB)", group=_SCREEN, least=0, most=1e9
     )
     norm_bound: float = option(math.inf, "the largest norm of an update's change", group=_SCREEN, above=0)
     norm_multiple: float = option(

@@ -17,6 +17,7 @@ from safa.errors import SafaError
 from safa.records import RoundRecord
 from safa.runs import has_checkpoint, write_atomically
 from safa.settings import Settings
+from safa.storage import reading
 
 __all__ = [
     "LOG",
@@ -124,7 +125,8 @@ def _round(line: str) -> RoundRecord | str:
 def finished_rounds(folder: Path) -> int:
     """How many rounds of a run are on the disk."""
     path = folder / _ROUNDS
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    with reading(path):
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def attend(

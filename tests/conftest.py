@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.programs import MARK, left_behind
+from safa.tasks.files import FILES
+from tests.programs import MARK, left_behind, unavailable
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -36,3 +38,13 @@ def _no_process_outlives_the_tests() -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left, f"tests left processes behind, which were killed: {left}"
+
+
+@pytest.fixture
+def real_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real data files, where somebody has put them."""
+    folder = Path(os.environ.get("SAFA_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
+    missing = [name for name in FILES if not (folder / name).exists()]
+    if missing:
+        unavailable(f"set SAFA_DATA to a folder that holds {', '.join(missing)} to run this test")
+    monkeypatch.setenv("SAFA_DATA", str(folder))

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -25,17 +25,22 @@ def chromium() -> str:
 
 def libfaketime() -> str:
     """The library that gives a process another clock."""
-    return _needed(next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None), "libfaketime")
+    places = ("lib/*", "lib", "lib64", "local/lib")  # Debian's, and others'
+    found = [path for place in places for path in glob.glob(f"/usr/{place}/faketime/libfaketime.so.1")]
+    return _needed(found[0] if found else None, "libfaketime")
 
 
 def _needed(path: str | None, name: str) -> str:
-    """A path that was found. Where there is none the test is skipped, and in CI it fails: nothing is passed over."""
-    if path is not None:
-        return path
-    how = f"there is no {name} on this machine; `make test` installs it on Debian as root"
+    if path is None:
+        unavailable(f"there is no {name} on this machine; `make test` installs it on Debian as root")
+    return path
+
+
+def unavailable(why: str) -> NoReturn:
+    """Skip a test for want of something; in CI that is a failure, so that nothing is passed over."""
     if os.environ.get("CI"):
-        pytest.fail(how)
-    pytest.skip(how)
+        pytest.fail(why)
+    pytest.skip(why)
 
 
 @contextmanager
@@ -49,12 +54,17 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def left_behind(value: str) -> list[int]:
-    """The processes that carry the mark with this value and still run, this one excepted."""
-    mark, found = f"{MARK}={value}".encode(), []
+def left_behind(value: str) -> dict[int, str]:
+    """The processes that carry the mark with this value and still run, by number, with their command lines.
+
+    This one is not among them, nor Python's own helper of multiprocessing, which ends with it.
+    """
+    mark, found = f"{MARK}={value}".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             ended = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            if not ended and mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
+            if not ended and "resource_tracker" not in line and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = line
+    found.pop(os.getpid(), None)
+    return found

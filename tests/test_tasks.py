@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-import os
 import re
 import socket
 import subprocess
@@ -28,18 +27,6 @@ from safa.errors import SafaError
 from safa.tasks import TASKS, Problem, boston, check_partition, files, find_task, from_dataset, kdd99, partition
 from safa.tasks.accuracy import closeness, share_right, share_right_side
 from safa.tasks.files import Source, data_file, resume_download
-
-NEIGHBOUR = Path(__file__).parent.parent.parent / "shared" / "data"
-
-
-@pytest.fixture
-def real_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real data files, where somebody has put them."""
-    folder = Path(os.environ.get("SAFA_DATA") or NEIGHBOUR)
-    missing = [name for name in files.FILES if not (folder / name).exists()]
-    if missing:
-        pytest.skip(f"set SAFA_DATA to a folder that holds {', '.join(missing)} to run this test")
-    monkeypatch.setenv("SAFA_DATA", str(folder))
 
 
 @pytest.fixture

@@ -16,18 +16,12 @@ from safa.deploy.clock import Steps, _Either
 from safa.deploy.keys import make_keys
 from safa.deploy.processes import Processes, free_port
 from tests.deploy.real import records, stage, wait_for
+from tests.programs import libfaketime
 
-_PLACES = ("lib/*/faketime", "lib/faketime", "lib64/faketime", "local/lib/faketime")  # Debian's, and others'
 _SLEEP = """# Where libfaketime 0.9.10 leaves the monotonic clock alone, clock_nanosleep fails, which is Python's sleep.
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
-
-
-def _libfaketime() -> Path:
-    found = [path for place in _PLACES for path in Path("/usr").glob(f"{place}/libfaketime.so.1")]
-    assert found, "libfaketime is missing: apt-get install libfaketime"
-    return found[0]
 
 
 class FakeClock:
@@ -39,7 +33,7 @@ class FakeClock:
         self.set(0)
         (folder / "sitecustomize.py").write_text(_SLEEP)
         self.environment = {
-            "LD_PRELOAD": str(_libfaketime()),
+            "LD_PRELOAD": libfaketime(),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else waiting threads spin

@@ -157,10 +157,10 @@ def test_a_checkpoint_folder_that_cannot_be_written_stops_the_server_with_a_sent
     clock = SimpleNamespace(time=lambda: play.now, monotonic=lambda: play.now, gmtime=time.gmtime)
     monkeypatch.setattr(server_app, "time", clock)
     monkeypatch.setattr(server_app, "conduct", carry_without_the_folder)
-    with pytest.raises(OSError, match="checkpoint"):
+    with pytest.raises(SafaError, match="checkpoint"):
         server_app.serve(run, cast(Any, None))
     told = (run / LOG).read_text().splitlines()[-1]
-    assert re.fullmatch(rf"\S+ ERROR cannot read or write {kept}\S*: (Not a directory|File exists)", told)
+    assert re.fullmatch(rf"\S+ ERROR cannot write {kept}\S*: (Not a directory|File exists)", told)
     kept.unlink()
     (run / "away").rename(kept)
     monkeypatch.setattr(server_app, "conduct", carry)

@@ -31,11 +31,12 @@ def test_steps_are_mini_batches_in_all_epochs() -> None:
     ("task", "clients", "epochs"),
     [
         ("boston", 5, (1, 3, 10, 60)),
-        pytest.param("digits", 20, (1, 2, 10, 60), marks=pytest.mark.slow),
+        pytest.param("digits", 20, (1, 2, 10), marks=pytest.mark.slow),
         pytest.param("kdd99", 500, (1, 5, 10, 60), marks=pytest.mark.slow),
         pytest.param("mnist", 100, (1, 5), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("real_files")
 def test_first_updates_are_judged_rightly_before_anybody_has_voted(
     task: str, clients: int, epochs: tuple[int, ...]
 ) -> None:

@@ -23,9 +23,6 @@ FILE = "deploy.toml"
 EXPEL = "expel.json"
 """The names of clients to be expelled, a JSON list in the folder of a run. The server takes it away when it is done."""
 
-EXPEL = "expel.json"
-"""In the folder of a run: the names of clients to be expelled, as JSON. The server takes it away once it is done."""
-
 _FLEET, _WIRE, _SCREEN = "the devices", "the wire", "screening"
 
 

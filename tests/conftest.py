@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -27,6 +28,23 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is started first, and what is kept together where tests run side by side (`pytest -n 3 --dist loadgroup`).
+
+    Of deployments with real processes, which mostly wait, two run at a time; modules that are expensive to set up run
+    in one process each.
+    """
+    deployments = itertools.cycle(("deployment-1", "deployment-2"))
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        if is_slow and "/tests/deploy/" in item.path.as_posix():
+            item.add_marker(pytest.mark.xdist_group(next(deployments)))
+        elif item.path.name in ("test_browser.py", "test_reproduction.py"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ from tests.deploy.stage import Stage
 
 MUTATIONS = 2100
 """How often a file is damaged, over all folders."""
-REPORT_EVERY = 6
+REPORT_EVERY = 10
 """A page takes long to draw: it is made of one folder in so many, and of every third sweep."""
 LARGER = ("rounds", "clients", "epochs", "batch_size", "max_clients")
 """Settings that make a run long: a larger one is no damage, and there is nothing to find out about it."""

@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
             _client(processes, tmp_path, part, port)
         for moment, whom in points:
             before, seen = len(records(run)), max((s.stat().st_mtime_ns for s in states if s.exists()), default=0)
-            wait_for(lambda: pids(processes, *app) and moment(), server, log=log)  # noqa: B023
+            wait_for(lambda: moment() and pids(processes, *app), server, log=log)  # noqa: B023
             kill(processes, *whom)
             assert server.wait(60) == 2, "it notices, and says how to go on"
             said = log.read_text().splitlines()[-1]

@@ -24,6 +24,7 @@ from safa.runs import Run, load_run, write_config
 from safa.settings import Settings
 from safa.simulation import make_fleet
 
+PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
 Forge = Callable[[Order, Answer], Answer]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,7 @@ from safa.deploy.wire import pack
 from safa.errors import SafaError
 from safa.records import EndedBy, Refusal, Verdict
 from safa.replay import replay
-from tests.deploy.stage import Stage, apart, fed_again, prepare
-
-PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, "safa.deploy"):
-        yield caplog
+from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again, prepare
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

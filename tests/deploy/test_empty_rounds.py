@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +16,7 @@ from safa.fleet import stream
 from safa.records import Verdict
 from safa.replay import replay
 from safa.runs import Run
-from tests.deploy.stage import Stage, apart, fed_again
-
-PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, "safa.deploy"):
-        yield caplog
+from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again
 
 
 def steps(stage: Stage, count: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,8 @@ from safa.errors import SafaError
 from safa.protocol import Safa
 from safa.replay import replay
 from safa.runs import load_run
-from tests.deploy.stage import Stage, apart, fed_again, prepare
+from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again, prepare
 from tests.protocol.helpers import arrive, open_round
-
-PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, "safa.deploy"):
-        yield caplog
 
 
 def number_of(stage: Stage, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,6 @@ from safa.storage import read_sealed, write_sealed
 from tests.deploy.stage import Stage, apart, fed_again
 
 Change = Callable[[dict[str, str], dict[str, torch.Tensor]], object]
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, "safa.deploy"):
-        yield caplog
 
 
 def stopped(tmp_path: Path, rounds: int = 3, **given: Any) -> Stage:

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ _MARK = "SAFA_FAMILY"
 _PROC = Path("/proc")
 _TERM_S, _KILL_S = 2.0, 1.0
 _POLL_S = 0.05
+_RESERVED: deque[socket.socket] = deque(maxlen=64)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
@@ -70,9 +72,18 @@ def private_files() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with bound(LOOPBACK, 0) as server:
-        return int(server.getsockname()[1])
+    """A port of the loopback interface that nobody listens on, and that nobody else on this machine is given.
+
+    A program that is to listen on it takes seconds to start. Until then, a socket of this process is bound to the port:
+    the kernel gives the number to no one who asks for any, and still lets a program bind it that asks for this one.
+    """
+    server = bound(LOOPBACK, 0)
+    port = int(server.getsockname()[1])
+    if sys.platform == "linux":
+        _RESERVED.append(server)
+    else:  # a port that is bound cannot be bound again
+        server.close()
+    return port
 
 
 class Processes:

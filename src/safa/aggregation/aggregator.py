@@ -1,0 +1,117 @@
+"""What every aggregator is: it turns the updates of a step into the next global model.
+
+A step makes one version of the global model. It comes with what the record of a round says of that version (`Step`) and
+with the updates themselves, as rows. An aggregator may remember: an entry per client, running sums, moments. What it
+remembers it can save and restore, and what takes a row per client it holds in a `RowTable`, which is bounded in memory
+and knows which of its rows have changed. It never sees a protocol, a fleet or a network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.records import Ids, Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from safa.aggregation.rows import RowTable, Versions
+
+__all__ = ["Aggregator", "Step", "Updates"]
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """Updates of a step, in order of arrival: all of them, or a part that fits the memory. All rows are finite."""
+
+    client: Ids
+    base: Ids
+    """The version that each was trained from."""
+    weight: NDArray[np.float64]
+    """What the record gives it; 0 for one that was undrafted."""
+    picked: NDArray[np.bool_]
+    """Whether it was picked for this version; else it was undrafted in the round before (Eq. 8)."""
+    rows: Tensor
+    """The updates themselves, models [K, d]."""
+    start: Tensor
+    """The models that they were trained from, [K, d]."""
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    @property
+    def deltas(self) -> Tensor:
+        """What the clients' training changed, [K, d]."""
+        return self.rows - self.start
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One version to be made."""
+
+    version: int
+    rule: Rule
+    """What the weights mean (see `Rule`)."""
+    weight: float
+    """The sum of the weights that the record gives to the picked updates, those included that diverged."""
+    deprecated: Ids
+    """Clients that were forced to start over from the version before this one (Eq. 3, Eq. 6)."""
+    updates: Iterator[Updates]
+    """The updates, part by part; they can be gone through once. There may be none."""
+
+
+class Aggregator(ABC):
+    """Turns the updates of a step into the next global model."""
+
+    name: ClassVar[str]
+    """What it is called on the command line."""
+    rules: ClassVar[frozenset[Rule]]
+    """The meanings of weights that it can work with."""
+    compares: ClassVar[bool] = False
+    """Whether it compares the updates of a step with each other, so that a version must be made of several."""
+    keeps_entries: ClassVar[bool] = False
+    """Whether it holds an entry per client; only then it is given undrafted updates, one step later."""
+    trains_own_models: ClassVar[bool] = False
+    """Whether a client starts from its own entry instead of from a global model."""
+
+    def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
+        """Begin with w(0), the only one of the `versions`, and clients of these n_k; `memory_mb` is for entries."""
+        self.versions = versions
+        self.memory_mb = memory_mb
+
+    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
+        """Clients have joined or come back, with these n_k, and left, since the last step.
+
+        A client that is in both is there before and after, with its new n_k.
+        """
+
+    @abstractmethod
+    def step(self, step: Step) -> Tensor:
+        """The next global model; the one before it is `self.versions.model`."""
+
+    def entries(self, clients: Ids) -> Tensor:
+        """The entries of these clients, one row each, where there is an entry per client."""
+        raise NotImplementedError
+
+    def references(self) -> set[int]:
+        """The versions that are needed besides the latest."""
+        return set()
+
+    # -- to be continued later ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue later besides `tables`, as named tensors on the CPU that nobody changes."""
+        return {}
+
+    def tables(self) -> Mapping[str, RowTable]:
+        """What is held in rows, by name; a checkpoint writes the rows that have changed."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`; the tables, and the versions, have been restored before."""

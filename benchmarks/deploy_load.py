@@ -37,13 +37,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from safa.deploy.launch import FLOWER, Link, Server, begin
-from safa.deploy.letters import Update, read_answer
-from safa.deploy.options import Options
-from safa.deploy.processes import LOOPBACK, Processes, environment
-from safa.deploy.watch import finished_rounds
-from safa.records import RoundRecord
-from safa.settings import Settings
+from safa.deploy.exchange.messages import Update, read_answer
+from safa.deploy.exchange.options import Options
+from safa.deploy.launcher.launch import FLOWER, Link, Server, begin
+from safa.deploy.launcher.processes import LOOPBACK, Processes, environment
+from safa.deploy.launcher.watch import finished_rounds
+from safa.protocol.records import RoundRecord
+from safa.runs.settings import Settings
 from safa.tasks import Problem
 
 if TYPE_CHECKING:

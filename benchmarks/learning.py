@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from safa.experiment import Experiment
-from safa.learning import Optimiser, Trainer, make_trainer
-from safa.settings import Settings
-from safa.simulation import make_fleet
+from safa.experiments.simulate import Experiment
+from safa.fleet import make_fleet
+from safa.runs.settings import Settings
 from safa.tasks import find_task, partition
+from safa.training import Optimiser, Trainer, make_trainer
 
 CNN_FLOP_PER_IMAGE = 2 * (2 * 20 * 25 * 576 + 3 * (50 * 500 * 64 + 800 * 500 + 500 * 10))
 """Forward, gradient of the weights, gradient of the inputs (which the first layer does not need)."""

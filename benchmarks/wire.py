@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.deploy.stage import Stage, apart
 
-from safa.deploy.wire import KINDS
+from safa.deploy.exchange.codec import KINDS
 
 _SETTINGS = {
     "boston": {"clients": 5, "rounds": 30},

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from safa import load_run
-from safa.cli import main
-from safa.experiment import load_problem
+from safa.cli.program import main
 from safa.paper.collect import Results
 from safa.runs import write_config
-from safa.settings import Settings
-from safa.tasks import catalogue
+from safa.runs.settings import Settings
+from safa.tasks import catalogue, load_problem
 from tests.programs import started
 
 SETTINGS = {
@@ -407,7 +406,7 @@ def test_replay_of_a_run_that_trained_nothing_is_refused(tmp_path: Path, capsys:
 def test_ctrl_c_ends_it_even_where_it_is_swallowed() -> None:
     code = """
 import os, signal, threading
-import safa.cli as cli
+import safa.cli.program as cli
 
 def deaf():
     try:

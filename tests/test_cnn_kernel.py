@@ -11,8 +11,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.profiler import ProfilerActivity, profile
 
-from safa.learning import cnn
-from safa.learning.cnn import BYTES_PER_IMAGE, Params, cnn_gradients
+from safa.training import cnn
+from safa.training.cnn import BYTES_PER_IMAGE, Params, cnn_gradients
 
 
 class Net(nn.Module):

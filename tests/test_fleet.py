@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from safa.errors import SafaError
-from safa.fleet import Faults, Fleet, draw_sizes, draw_speeds, read_column, read_links, read_trace, stream
-from safa.settings import Settings
-from safa.simulation import make_fleet
+from safa.fleet import Faults, Fleet, draw_sizes, draw_speeds, make_fleet, read_column, read_links, read_trace
+from safa.runs.settings import Settings
+from safa.streams import stream
 
 
 @pytest.mark.parametrize("distribution", ["exponential", "normal", "lognormal", "constant"])

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "safa"
-HALL = {"safa.errors", "safa.records", "safa.vocabulary"}  # what every room shares
+HALL = {"safa.errors", "safa.protocol.records", "safa.vocabulary"}  # what every room shares
 
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"numpy"},
     "fleet": {"numpy"},
-    "simulation": {"numpy", "safa.protocol", "safa.fleet", "safa.settings"},
+    "simulation": {"numpy", "safa.protocol", "safa.fleet", "safa.runs.settings"},
     "tasks": {"numpy", "torch", "pooch", "requests", "tqdm"},
     "learning": {"numpy", "torch", "safa.tasks"},
     "analysis": {"numpy"},
-    "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.settings"},
+    "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.runs.settings"},
     "paper": {"numpy", "torch", "altair", "rich", "safa"},
     "testing": {"numpy", "safa.protocol"},
     "deploy": {"numpy", "torch", "flwr", "httpx", "uvicorn", "cryptography", "safetensors", "rich", "safa"},

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from safa.analysis import METRICS, Metrics, jain_index, measure
-from safa.records import EndedBy, RoundRecord, Rule, Verdict
-from safa.settings import Settings
+from safa.protocol.records import EndedBy, RoundRecord, Rule, Verdict
+from safa.runs.settings import Settings
 from safa.simulation import run_rounds
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from safa.errors import MisuseError, SafaError
 from safa.protocol import Events, Protocol
-from safa.records import Refusal
+from safa.protocol.records import Refusal
 from tests.protocol.helpers import PROTOCOLS
 
 EXAMPLES = 10_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from safa.cli import main
+from safa.cli.program import main
 from safa.paper.claims import Verdict, claims
 from safa.paper.collect import HOLD, Results, collect, reached
 from safa.paper.corrected import Corrected

@@ -4,11 +4,11 @@ __version__ = "0.1.0"
 
 from safa.analysis import measure
 from safa.errors import SafaError
-from safa.experiment import resume, simulate
-from safa.records import RoundRecord
-from safa.replay import replay
+from safa.experiments.replay import replay
+from safa.experiments.simulate import resume, simulate
+from safa.protocol.records import RoundRecord
 from safa.runs import Run, load_run
-from safa.settings import Settings
+from safa.runs.settings import Settings
 from safa.simulation import run_rounds
 
 __all__ = [

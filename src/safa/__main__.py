@@ -1,5 +1,5 @@
 """`python -m safa`."""
 
-from safa.cli import entry
+from safa.cli.program import entry
 
 entry()

@@ -3,7 +3,7 @@
 `SafaError` is the user's: a wrong setting, a file that does not fit. It carries one clear sentence, and the command
 line prints that sentence and ends with exit code 2. `MisuseError` is the programmer's: a protocol was driven in an
 order that makes no sense. What comes from a client is never an exception: a protocol *refuses* it by name (see
-`safa.records.Refusal`), because a server must outlive its clients.
+`safa.protocol.records.Refusal`), because a server must outlive its clients.
 """
 
 

@@ -1,6 +1,9 @@
-"""Names that the settings offer and a heavier room implements, so that reading settings loads no tensor library."""
+"""Names that the settings offer and another room implements, so that reading settings loads none of those rooms."""
 
-__all__ = ["OPTIMISERS", "TRAINERS"]
+__all__ = ["FAULT_MODELS", "OPTIMISERS", "SIZE_DISTRIBUTIONS", "SPEED_DISTRIBUTIONS", "TRAINERS"]
 
 TRAINERS = ("batched", "serial")
 OPTIMISERS = ("sgd", "adam")
+SPEED_DISTRIBUTIONS = ("exponential", "normal", "lognormal", "constant")
+SIZE_DISTRIBUTIONS = ("normal", "exponential", "equal")
+FAULT_MODELS = ("attempt", "round")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from safa.deploy.processes import Processes
-from safa.records import RoundRecord
+from safa.deploy.launcher.processes import Processes
+from safa.protocol.records import RoundRecord
 
 PATIENCE_S = 150.0
 

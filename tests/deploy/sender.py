@@ -75,8 +75,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from numpy.typing import NDArray
 
-from safa.deploy.letters import Introduction, Missing, Order, Update, read_invitation, read_order, written
-from safa.deploy.wire import Packed, Parcel, change, pack, unpack
+from safa.deploy.exchange.codec import Packed, Parcel, change, pack, unpack
+from safa.deploy.exchange.messages import Introduction, Missing, Order, Update, read_invitation, read_order, written
 from safa.errors import SafaError
 
 T = TypeVar("T")
@@ -491,7 +491,7 @@ def main() -> None:
 
 
 def read_key(path: Path) -> Keys:
-    """A client's key pair, as `safa.deploy.keys` writes it."""
+    """A client's key pair, as `safa.deploy.launcher.keys` writes it."""
     private = load_ssh_private_key(path.read_bytes(), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     return private, private.public_key()

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from safa.deploy.conductor import Conductor
-from safa.deploy.device import Device
-from safa.deploy.letters import Answer, Introduction, Invitation, Order, Post
-from safa.deploy.options import FILE, Options
-from safa.experiment import Learning, load_problem, make_shards
-from safa.fleet import stream
+from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.device import Device
+from safa.deploy.exchange.messages import Answer, Introduction, Invitation, Order, Post
+from safa.deploy.exchange.options import FILE, Options
+from safa.experiments.simulate import Learning
+from safa.fleet import make_fleet
 from safa.protocol import Events, registry
-from safa.records import EndedBy, RoundRecord, Verdict
+from safa.protocol.records import EndedBy, RoundRecord, Verdict
 from safa.runs import Run, load_run, write_config
-from safa.settings import Settings
-from safa.simulation import make_fleet
+from safa.runs.settings import Settings
+from safa.streams import stream
+from safa.tasks import load_problem
+from safa.training.setup import make_shards
 
 PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
 Forge = Callable[[Order, Answer], Answer]

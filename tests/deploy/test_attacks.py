@@ -18,13 +18,13 @@ import httpx
 import pytest
 
 from safa import Settings, simulate
-from safa.deploy import launch
-from safa.deploy.keys import make_keys
-from safa.deploy.launch import FLOWER, Link, Server, begin
-from safa.deploy.options import Options
-from safa.deploy.processes import LOOPBACK, SUPERLINK, Node, Processes, environment, free_port
-from safa.deploy.watch import finished_rounds
-from safa.records import Verdict
+from safa.deploy.exchange.options import Options
+from safa.deploy.launcher import launch
+from safa.deploy.launcher.keys import make_keys
+from safa.deploy.launcher.launch import FLOWER, Link, Server, begin
+from safa.deploy.launcher.processes import LOOPBACK, SUPERLINK, Node, Processes, environment, free_port
+from safa.deploy.launcher.watch import finished_rounds
+from safa.protocol.records import Verdict
 from safa.runs import load_run, write_atomically
 from tests.deploy.real import listens, records, safa, stage, wait_for
 from tests.deploy.sender import Player, Sender, order_in, play

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safa.deploy.clock import Steps, _Either
-from safa.deploy.keys import make_keys
-from safa.deploy.processes import Processes, free_port
+from safa.deploy.flower.clock import Steps, _Either
+from safa.deploy.launcher.keys import make_keys
+from safa.deploy.launcher.processes import Processes, free_port
 from tests.deploy.real import records, stage, wait_for
 from tests.programs import libfaketime
 

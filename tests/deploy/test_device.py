@@ -21,10 +21,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from safa.deploy import device as device_module
-from safa.deploy.client_app import app
-from safa.deploy.device import FILE, Device
-from safa.deploy.letters import (
+from safa.deploy.exchange import device as device_module
+from safa.deploy.exchange.codec import Kind, Packed, after, like, pack, unpack
+from safa.deploy.exchange.device import FILE, Device
+from safa.deploy.exchange.messages import (
     Failure,
     Introduction,
     Invitation,
@@ -36,12 +36,13 @@ from safa.deploy.letters import (
     read_introduction,
     written,
 )
-from safa.deploy.screening import Refused
-from safa.deploy.wire import Kind, Packed, after, like, pack, unpack
-from safa.experiment import load_problem, make_shards
-from safa.learning import Attempt, BatchedTrainer, Layout, Optimiser
-from safa.settings import Settings
-from safa.simulation import make_fleet
+from safa.deploy.exchange.screening import Refused
+from safa.deploy.flower.client_app import app
+from safa.fleet import make_fleet
+from safa.runs.settings import Settings
+from safa.tasks import load_problem
+from safa.training import Attempt, BatchedTrainer, Layout, Optimiser
+from safa.training.setup import make_shards
 
 ROOT = Path(__file__).parent.parent.parent
 EPOCHS = 4
@@ -221,7 +222,7 @@ def test_only_the_device_says_whose_code_is_imported(tmp_path: Path, monkeypatch
     (tmp_path / "brought_along.py").write_text(
         "from pathlib import Path\n"
         "Path('imported').touch()\n"
-        "from safa.experiment import load_problem\n"
+        "from safa.tasks import load_problem\n"
         "mine = load_problem('boston')\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -257,8 +258,9 @@ def test_a_device_reads_no_file_that_it_does_not_need_and_tells_nothing_of_those
 
 def test_a_device_loads_no_torch_before_it_needs_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; import safa.deploy.client_app; from safa.deploy.device import Device; "
-        "from safa.deploy.letters import Invitation; "
+        "import sys; from pathlib import Path; import safa.deploy.flower.client_app; "
+        "from safa.deploy.exchange.device import Device; "
+        "from safa.deploy.exchange.messages import Invitation; "
         f"print(Device('a', Path({str(tmp_path)!r}), task='x').introduce(Invitation(deployment='t', config='')).why); "
         "print('torch' in sys.modules)"
     )
@@ -298,10 +300,10 @@ def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: 
 
 
 def test_whole_numbers_of_a_model_travel_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.learning.problems import make
+    from tests.training.problems import make
 
     (tmp_path / "with_counters.py").write_text(
-        "from tests.learning.problems import make\ndef mine(): return make('batch norm')\n"
+        "from tests.training.problems import make\ndef mine(): return make('batch norm')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import pytest
 
-from safa.deploy import server_app
-from safa.deploy.conductor import Conductor
-from safa.deploy.processes import Processes, free_port
-from safa.deploy.watch import LOG
+from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.flower import server_app
+from safa.deploy.launcher.processes import Processes, free_port
+from safa.deploy.launcher.watch import LOG
 from safa.errors import SafaError
 from safa.runs import load_run
 from tests.deploy.real import records, safa, stage, wait_for

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safa.deploy.letters import Failure
-from safa.fleet import stream
-from safa.records import Verdict
-from safa.replay import replay
+from safa.deploy.exchange.messages import Failure
+from safa.experiments.replay import replay
+from safa.protocol.records import Verdict
 from safa.runs import Run
+from safa.streams import stream
 from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from safa.analysis.client_map import client_map
-from safa.deploy.conductor import Conductor
-from safa.deploy.letters import Answer, Introduction, Order, Update
-from safa.deploy.options import EXPEL
-from safa.deploy.screening import Reason
-from safa.deploy.wire import pack
+from safa.deploy.exchange.codec import pack
+from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.messages import Answer, Introduction, Order, Update
+from safa.deploy.exchange.options import EXPEL
+from safa.deploy.exchange.screening import Reason
 from safa.errors import SafaError
+from safa.experiments.replay import replay
 from safa.protocol import Safa
-from safa.replay import replay
 from safa.runs import load_run
 from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again, prepare
 from tests.protocol.helpers import arrive, open_round

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safa.deploy.processes import Processes, free_port
-from safa.records import Refusal, Verdict
-from safa.replay import replay
+from safa.deploy.launcher.processes import Processes, free_port
+from safa.experiments.replay import replay
+from safa.protocol.records import Refusal, Verdict
 from safa.runs import load_run
 from tests.deploy.real import kill, pids, records, safa, stage, wait_for
 from tests.deploy.stage import apart, fed_again

@@ -21,12 +21,12 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
-from safa.deploy import gate as module
-from safa.deploy.app import app_fault, write_app
-from safa.deploy.gate import Doors, Gate, reply_fault
-from safa.deploy.letters import Update, written
-from safa.deploy.processes import LOOPBACK, bound
-from safa.deploy.wire import most_parts, pack
+from safa.deploy.exchange.codec import most_parts, pack
+from safa.deploy.exchange.messages import Update, written
+from safa.deploy.flower import gate as module
+from safa.deploy.flower.app import app_fault, write_app
+from safa.deploy.flower.gate import Doors, Gate, reply_fault
+from safa.deploy.launcher.processes import LOOPBACK, bound
 
 INNER, OUTER, PARTS = 1, 2, 100
 PUSH, OBJECT, PULL = "/v1/fleet/push-messages", "/v1/fleet/push-object", "/v1/fleet/pull-messages"
@@ -262,7 +262,7 @@ def test_a_device_takes_no_other_app(tmp_path: Path) -> None:
     assert "other files" in app_fault(built(app, **{"safa/deploy/client_app.py": b"import os"}))
     assert "other files" in app_fault(built(app, **{"sitecustomize.py": b"import os"}))
     for old, new in (
-        ('clientapp = "safa.deploy.client_app:app"', 'clientapp = "os:system"'),
+        ('clientapp = "safa.deploy.flower.client_app:app"', 'clientapp = "os:system"'),
         ('dependencies = ["flwr>=1.41,<2"]', 'dependencies = ["flwr>=1.41,<2", "malware"]'),
         ('version = "1.0.0"', 'version = "1.0.1"'),
     ):

@@ -14,13 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.deploy.processes import free_port
-from safa.deploy.screening import Reason
-from safa.experiment import Learning, load_problem, make_optimiser, make_shards
-from safa.learning import BatchedTrainer
-from safa.records import Verdict
+from safa.deploy.exchange.screening import Reason
+from safa.deploy.launcher.processes import free_port
+from safa.experiments.simulate import Learning
+from safa.fleet import make_fleet
+from safa.protocol.records import Verdict
 from safa.runs import Run, load_run
-from safa.simulation import make_fleet
+from safa.tasks import load_problem
+from safa.training import BatchedTrainer
+from safa.training.setup import make_optimiser, make_shards
 from tests.deploy.real import listens, records, safa, stage, wait_for
 from tests.deploy.sender import NUDGE, Player, Sender, play
 from tests.deploy.stage import apart

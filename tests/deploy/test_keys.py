@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
-from safa.deploy.keys import add_client, make_keys
+from safa.deploy.launcher.keys import add_client, make_keys
 from safa.errors import SafaError
 
 

@@ -23,10 +23,12 @@ from typing import Any, cast
 import pytest
 
 from safa import Settings, load_run, run_rounds
-from safa.cli import main
-from safa.deploy import commands, processes
-from safa.deploy.keys import add_client, make_keys
-from safa.deploy.launch import (
+from safa.cli import deploy as commands
+from safa.cli.program import main
+from safa.deploy.exchange.options import EXPEL, Options
+from safa.deploy.launcher import processes
+from safa.deploy.launcher.keys import add_client, make_keys
+from safa.deploy.launcher.launch import (
     FLOWER,
     Link,
     Server,
@@ -37,14 +39,13 @@ from safa.deploy.launch import (
     unreachable,
     write_fault,
 )
-from safa.deploy.lock import alone, hold_launcher, is_launched
-from safa.deploy.options import EXPEL, Options
-from safa.deploy.processes import LOOPBACK, STARTED, Kept, Processes, bound, environment, family, free_port
-from safa.deploy.watch import LOG, Register, Said, attend, finished_rounds, follow, last_line, last_words
+from safa.deploy.launcher.processes import LOOPBACK, STARTED, Kept, Processes, bound, environment, family, free_port
+from safa.deploy.launcher.watch import LOG, Register, Said, attend, finished_rounds, follow, last_line, last_words
 from safa.errors import SafaError
-from safa.records import RoundRecord
-from safa.replay import replay
+from safa.experiments.replay import replay
+from safa.protocol.records import RoundRecord
 from safa.runs import write_config
+from safa.runs.lock import alone, hold_launcher, is_launched
 
 Capture = pytest.CaptureFixture[str]
 
@@ -111,7 +112,7 @@ def test_nothing_outlives_the_one_that_started_it_and_was_killed(tmp_path: Path)
     code = f"""
 import sys, time
 from pathlib import Path
-from safa.deploy.processes import Processes
+from safa.deploy.launcher.processes import Processes
 with Processes() as processes:
     processes.start({with_grandchild(tmp_path / "up")!r}, log=Path("log"))
     print(processes.token, flush=True)
@@ -515,7 +516,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
 
 def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("config.toml").write_text('task = "boston"\nrounds = 7\n[deploy]\nwire = "int8"\nttl_s = 5\n')
-    monkeypatch.setattr("safa.deploy.launch.run_local", lambda *_: None)
+    monkeypatch.setattr("safa.deploy.launcher.launch.run_local", lambda *_: None)
     monkeypatch.setattr(commands._Show, "end", lambda *_: None)
     assert main(["deploy", "local", "--config", "config.toml", "--ttl", "9", "--clients", "3", "--out", "run"]) == 0
     assert Options.read(Path("run/deploy.toml")) == Options(start_with=3, wire="int8", ttl_s=9)
@@ -525,7 +526,7 @@ def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.
 
 def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ran: list[Path] = []
-    monkeypatch.setattr("safa.deploy.launch.run_server", lambda folder, _: ran.append(folder))
+    monkeypatch.setattr("safa.deploy.launcher.launch.run_server", lambda folder, _: ran.append(folder))
     monkeypatch.setattr(commands._Show, "end", lambda *_: None)
     make_keys("keys", hosts=[], clients=["ann"])
     port = str(free_port())
@@ -569,7 +570,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
 def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
     given: str, complaint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("safa.deploy.launch.run_server", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("safa.deploy.launcher.launch.run_server", lambda *_: pytest.fail("it went on"))
     port = free_port()
     link = Link(host=LOOPBACK, port=port, keys=str(Path("keys").resolve()))
     make_keys("keys", hosts=[], clients=["ann"])
@@ -586,7 +587,7 @@ def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
 
 def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in ("run_local", "run_server"):
-        monkeypatch.setattr(f"safa.deploy.launch.{run}", lambda *_: pytest.fail("it was started"))
+        monkeypatch.setattr(f"safa.deploy.launcher.launch.{run}", lambda *_: pytest.fail("it was started"))
     begin(Path("server"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
     begin_local(Path("local"), Settings.of("boston", clients=2), Options(), insecure=True)
     for command in (
@@ -681,7 +682,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(capsys: Capture, monkeypa
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "run/flower/home/config.toml")
 
-    monkeypatch.setattr("safa.deploy.launch.run_local", full)
+    monkeypatch.setattr("safa.deploy.launcher.launch.run_local", full)
     assert main(["deploy", "local", "boston", "--clients", "2", "--insecure", "--out", "run"]) == 2
     assert "safa: cannot read or write run/flower/home/config.toml: No space left" in capsys.readouterr().err
     assert write_fault(Path("run")) == ""

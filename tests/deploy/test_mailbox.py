@@ -25,9 +25,9 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from safa.deploy import mailbox as module
-from safa.deploy.letters import Failure, Introduction, Invitation, Post, written
-from safa.deploy.mailbox import Mailbox
+from safa.deploy.exchange.messages import Failure, Introduction, Invitation, Post, written
+from safa.deploy.flower import mailbox as module
+from safa.deploy.flower.mailbox import Mailbox
 from safa.errors import SafaError
 
 RUN = 7

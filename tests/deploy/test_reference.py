@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from safa.deploy.options import Options
-from safa.deploy.reference import Reference, reference, steps_of
-from safa.deploy.screening import Reason, Screening
-from safa.experiment import load_problem, make_optimiser, make_shards
-from safa.learning import BatchedTrainer, Layout
-from safa.settings import Settings
-from safa.simulation import make_fleet
+from safa.deploy.exchange.options import Options
+from safa.deploy.exchange.reference import Reference, reference, steps_of
+from safa.deploy.exchange.screening import Reason, Screening
+from safa.fleet import make_fleet
+from safa.runs.settings import Settings
+from safa.tasks import load_problem
+from safa.training import BatchedTrainer, Layout
+from safa.training.setup import make_optimiser, make_shards
 from tests.deploy.stage import Stage, apart, fed_again
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safa.deploy.roster import Enrolment, Roster, name_fault
-from safa.deploy.screening import Reason, Refused
+from safa.deploy.exchange.roster import Enrolment, Roster, name_fault
+from safa.deploy.exchange.screening import Reason, Refused
 from safa.errors import SafaError
 
 

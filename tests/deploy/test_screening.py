@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from safa.deploy.screening import Reason, Refused, Screen, Screening, norm_of_change, shown
+from safa.deploy.exchange.screening import Reason, Refused, Screen, Screening, norm_of_change, shown
 from safa.errors import SafaError
 
 Tensors = dict[str, NDArray[Any]]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from safa import Settings
-from safa.deploy import launch
-from safa.deploy.keys import make_keys
-from safa.deploy.launch import FLOWER, Link, Server, begin, check_keys, unreachable
-from safa.deploy.options import Options
-from safa.deploy.processes import LOOPBACK, Node, Processes, environment, family, free_port
-from safa.deploy.watch import finished_rounds
+from safa.deploy.exchange.options import Options
+from safa.deploy.launcher import launch
+from safa.deploy.launcher.keys import make_keys
+from safa.deploy.launcher.launch import FLOWER, Link, Server, begin, check_keys, unreachable
+from safa.deploy.launcher.processes import LOOPBACK, Node, Processes, environment, family, free_port
+from safa.deploy.launcher.watch import finished_rounds
 from safa.errors import SafaError
 
 _CONNECTED, _RETRIES, _VERIFY = "SuperNode ID:", "Connection attempt failed", "certificate verify failed"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from safa.deploy.letters import Failure, read_answer, read_introduction
-from safa.deploy.server_app import _logged
-from safa.deploy.text import printable
+from safa.deploy.exchange.messages import Failure, read_answer, read_introduction
+from safa.deploy.exchange.text import printable
+from safa.deploy.flower.server_app import _logged
 
 NASTY = "no\n2026-01-01T00:00:00Z INFO all is well\r\x1b[2J\x1b]0;title\x07 \u202eevil\u2066 \u200b\ud800\x85\u2028\x00"
 

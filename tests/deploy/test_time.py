@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from safa.deploy import server_app
-from safa.deploy.conductor import Conductor
+from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.flower import server_app
 from tests.deploy.stage import Stage, apart, fed_again, prepare
 
 

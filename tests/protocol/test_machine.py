@@ -10,7 +10,7 @@ import pytest
 
 from safa.errors import MisuseError, SafaError
 from safa.protocol import Events, FedAsync, FedAvg, Protocol, Safa
-from safa.records import Refusal
+from safa.protocol.records import Refusal
 from safa.testing import check_protocol
 from tests.protocol.helpers import PROTOCOLS, arrive, lose, open_round
 

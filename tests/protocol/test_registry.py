@@ -9,9 +9,9 @@ import pytest
 
 from safa import Settings, measure, run_rounds
 from safa.errors import SafaError
+from safa.experiments.sweep import combinations, run_sweep
 from safa.protocol import Safa, available, build, find
 from safa.report import read_table
-from safa.sweep import combinations, run_sweep
 from safa.testing import check_protocol
 
 FOREIGN = '''

@@ -7,7 +7,7 @@ import pytest
 
 from safa.errors import SafaError
 from safa.protocol import Events, FedAsync, FedAvg, FedBuff, FedCS, Local
-from safa.records import EndedBy, Refusal, Rule, Verdict
+from safa.protocol.records import EndedBy, Refusal, Rule, Verdict
 from tests.protocol.helpers import arrive, lose, open_round
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from safa.errors import SafaError
 from safa.protocol import Events, Safa, quota_of
-from safa.records import EndedBy, RoundRecord, Rule
+from safa.protocol.records import EndedBy, RoundRecord, Rule
 from tests.protocol.helpers import arrive, lose, open_round
 
 A, B, C, D = range(4)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from safa.analysis import measure
-from safa.records import EndedBy, RoundRecord, Rule, Verdict
+from safa.protocol.records import EndedBy, RoundRecord, Rule, Verdict
 from safa.runs import Run
-from safa.settings import Settings
+from safa.runs.settings import Settings
 from safa.simulation import run_rounds
 
 Arrival = tuple[int, int, Verdict, float]

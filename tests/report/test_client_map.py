@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safa.analysis.client_map import ClientMap, State, client_map, lag, turnaround_s
-from safa.records import Rule, Verdict
+from safa.protocol.records import Rule, Verdict
 from tests.report.making import ids, record, simulated
 
 IDLE, TRAINING, PICKED, UNDRAFTED, CRASHED, REFUSED, ABSENT = State

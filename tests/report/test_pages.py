@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from safa.errors import SafaError
-from safa.experiment import simulate
+from safa.experiments.simulate import simulate
+from safa.experiments.sweep import combinations, run_sweep
 from safa.report import read_table, run_page, sweep_page, write_report
 from safa.report.run import MAP_CLIENTS, MAP_ROUNDS
 from safa.report.words import number, time_unit, value_of
 from safa.runs import RunWriter, load_run
-from safa.settings import Settings
+from safa.runs.settings import Settings
 from safa.simulation import run_rounds
-from safa.sweep import combinations, run_sweep
 from tests.report.making import learnt, simulated
 
 

@@ -13,8 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from safa.fleet import Fleet, stream
-from safa.settings import Settings
+from safa.fleet import Fleet
+from safa.runs.settings import Settings
+from safa.streams import stream
 
 
 @dataclass

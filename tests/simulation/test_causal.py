@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from safa.analysis import measure
 from safa.errors import SafaError
-from safa.records import EndedBy, RoundRecord, Verdict
-from safa.settings import Settings
-from safa.simulation import make_fleet, run_rounds
+from safa.fleet import make_fleet
+from safa.protocol.records import EndedBy, RoundRecord, Verdict
+from safa.runs.settings import Settings
+from safa.simulation import run_rounds
 from tests.simulation import oracle
 
 worlds = st.fixed_dictionaries(

@@ -13,7 +13,7 @@ import pytest
 from safa.analysis import measure
 from safa.errors import SafaError
 from safa.paper import printed
-from safa.settings import Settings
+from safa.runs.settings import Settings
 from safa.simulation import run_rounds
 
 CRASH_RATES = (0.1, 0.3, 0.5, 0.7)

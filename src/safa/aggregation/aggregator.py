@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.records import Ids, Rule
+from safa.protocol.records import Ids, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor

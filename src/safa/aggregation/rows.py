@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 from torch import Tensor
 
-from safa.records import Ids
+from safa.protocol.records import Ids
 
 __all__ = ["RowTable", "Versions"]
 

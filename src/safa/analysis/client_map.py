@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.records import Ids, RoundRecord, Rule, Verdict
+from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 
 __all__ = ["ClientMap", "State", "client_map", "lag", "turnaround_s"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
-from safa.records import Ids, RoundRecord, Verdict
+from safa.protocol.records import Ids, RoundRecord, Verdict
 
 __all__ = ["Contributions", "contributions"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.records import RoundRecord, Verdict
+from safa.protocol.records import RoundRecord, Verdict
 
 __all__ = ["METRICS", "Metrics", "jain_index", "measure"]
 

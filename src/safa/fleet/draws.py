@@ -8,12 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.fleet.streams import stream
+from safa.streams import stream
 
-__all__ = ["SIZE_DISTRIBUTIONS", "SPEED_DISTRIBUTIONS", "draw_sizes", "draw_speeds"]
-
-SPEED_DISTRIBUTIONS = ("exponential", "normal", "lognormal", "constant")
-SIZE_DISTRIBUTIONS = ("normal", "exponential", "equal")
+__all__ = ["draw_sizes", "draw_speeds"]
 
 _MOST_REDRAWS = 1000
 

@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
-from safa.fleet.streams import stream
-from safa.records import Ids
+from safa.protocol.records import Ids
+from safa.streams import stream
+from safa.vocabulary import FAULT_MODELS
 
-__all__ = ["FAULT_MODELS", "Faults"]
-
-FAULT_MODELS = ("attempt", "round")
+__all__ = ["Faults"]
 
 
 class Faults:

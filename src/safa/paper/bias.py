@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from safa.analysis import theory
 from safa.analysis.contributions import contributions
 from safa.errors import SafaError
-from safa.fleet import Faults, Fleet, stream
+from safa.fleet import Faults, Fleet
 from safa.protocol import FedAvg, Safa
 from safa.simulation import paper_rounds
+from safa.streams import stream
 
 if TYPE_CHECKING:
     import altair

@@ -17,12 +17,12 @@ from typing import Any
 
 from safa.analysis import METRICS
 from safa.errors import SafaError
-from safa.experiment import Experiment
+from safa.experiments.simulate import Experiment
+from safa.experiments.sweep import one_thread
+from safa.experiments.workers import pool
 from safa.paper.grid import Job, job, lag_job
 from safa.runs import plain
-from safa.storage import append, reading, writing
-from safa.sweep import one_thread
-from safa.workers import pool
+from safa.runs.storage import append, reading, writing
 
 __all__ = ["HOLD", "RESULTS", "Results", "collect", "device_name", "reached"]
 

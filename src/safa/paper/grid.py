@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from safa.settings import Settings
+from safa.runs.settings import Settings
 
 __all__ = [
     "ACCOUNTINGS",

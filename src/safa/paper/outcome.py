@@ -17,7 +17,7 @@ from safa.paper.corrected import CORRECTED, Corrected, corrected
 from safa.paper.figures import PaperFigure, all_figures
 from safa.paper.grid import TASKS
 from safa.paper.tables import PRINTED_TABLES, Comparison, PrintedTable, compare
-from safa.storage import reading
+from safa.runs.storage import reading
 
 __all__ = ["SESSIONS", "Reproduction"]
 

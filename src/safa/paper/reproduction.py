@@ -24,7 +24,7 @@ from safa.paper.outcome import SESSIONS, Reproduction
 from safa.paper.tables import Comparison
 from safa.paper.webpage import webpage
 from safa.runs import write_atomically
-from safa.storage import append, writing
+from safa.runs.storage import append, writing
 
 __all__ = ["Reproduction", "bias_of_figure_5", "has_figure_5", "machine", "note_session", "write_reproduction"]
 

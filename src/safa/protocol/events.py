@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import MisuseError
-from safa.records import Ids, Refusal
+from safa.protocol.records import Ids, Refusal
 
 __all__ = ["Dispatch", "Events", "Receipt"]
 

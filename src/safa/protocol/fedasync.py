@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
 from safa.protocol.continuous import Continuous, Staleness
-from safa.records import Ids
+from safa.protocol.records import Ids
 
 __all__ = ["FedAsync"]
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from safa.errors import SafaError
 from safa.protocol.events import Dispatch
 from safa.protocol.machine import Protocol, Settlement, nobody
-from safa.records import Ids, Verdict
+from safa.protocol.records import Ids, Verdict
 
 __all__ = ["AVERAGINGS", "FedAvg"]
 

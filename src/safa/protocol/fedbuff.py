@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
 from safa.protocol.continuous import Continuous, Staleness
-from safa.records import Ids, Rule
+from safa.protocol.records import Ids, Rule
 
 __all__ = ["FedBuff"]
 

@@ -16,7 +16,7 @@ from safa.errors import SafaError
 from safa.protocol.events import Dispatch
 from safa.protocol.fedavg import FedAvg
 from safa.protocol.machine import Settlement, nobody
-from safa.records import Ids, Rule, Verdict
+from safa.protocol.records import Ids, Rule, Verdict
 
 __all__ = ["Local"]
 

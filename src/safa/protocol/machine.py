@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import MisuseError, SafaError
 from safa.protocol.events import Dispatch, Events, Receipt
-from safa.records import EndedBy, Ids, Refusal, RoundRecord, Rule, Verdict
+from safa.protocol.records import EndedBy, Ids, Refusal, RoundRecord, Rule, Verdict
 
 __all__ = ["Protocol", "Settlement", "nobody", "quota_of"]
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from safa.errors import SafaError
 from safa.protocol.events import Dispatch
 from safa.protocol.machine import Protocol, Settlement
-from safa.records import Ids, Rule, Verdict
+from safa.protocol.records import Ids, Rule, Verdict
 
 __all__ = ["Safa"]
 

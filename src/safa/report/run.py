@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from safa.analysis import METRICS, Metrics
 from safa.analysis.client_map import State, client_map, lag, turnaround_s
-from safa.records import Ids, RoundRecord, Rule, Verdict
+from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.report import figures
 from safa.report.figures import Axis
 from safa.report.page import Block, Cell, Fact, Facts, Figure, Section, Table, Words, render
 from safa.report.words import number, protocol_name, time_unit, value_of
 from safa.runs import Run
-from safa.settings import Settings
+from safa.runs.settings import Settings
 
 __all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
 

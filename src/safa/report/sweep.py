@@ -16,7 +16,7 @@ from safa.report import figures
 from safa.report.figures import Axis
 from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
 from safa.report.words import TITLES, number, value_of
-from safa.settings import Settings
+from safa.runs.settings import Settings
 
 __all__ = ["read_table", "sweep_page", "sweep_sections"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from safa.errors import SafaError
 from safa.fleet import Fleet
 from safa.protocol import Protocol
-from safa.records import RoundRecord
+from safa.protocol.records import RoundRecord
 from safa.simulation.devices import Devices
 from safa.simulation.edge import complete_record, open_round
 from safa.simulation.link import ServerLink

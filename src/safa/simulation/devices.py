@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safa.fleet import Fleet
 from safa.protocol import Dispatch, Events
-from safa.records import Ids
+from safa.protocol.records import Ids
 
 __all__ = ["Devices"]
 

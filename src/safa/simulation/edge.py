@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.fleet import Fleet, stream
+from safa.fleet import Fleet
 from safa.protocol import Dispatch, Protocol
-from safa.records import Ids, RoundRecord
+from safa.protocol.records import Ids, RoundRecord
+from safa.streams import stream
 
 __all__ = ["complete_record", "open_round"]
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safa.errors import SafaError
 from safa.fleet import Fleet
 from safa.protocol import Events, FedAvg, FedCS, Local, Protocol, Safa
-from safa.records import Ids, RoundRecord
+from safa.protocol.records import Ids, RoundRecord
 from safa.simulation.edge import complete_record, open_round
 
 __all__ = ["paper_rounds"]

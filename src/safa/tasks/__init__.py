@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from safa.tasks.catalogue import TASKS, Task, find_task, task_of
+from safa.tasks.catalogue import TASKS, UNNAMED, Task, find_task, load_problem, problem_of, task_of
 from safa.tasks.partition import check_partition, partition
 
 if TYPE_CHECKING:
@@ -21,4 +21,17 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["TASKS", "Data", "Problem", "Task", "check_partition", "find_task", "from_dataset", "partition", "task_of"]
+__all__ = [
+    "TASKS",
+    "UNNAMED",
+    "Data",
+    "Problem",
+    "Task",
+    "check_partition",
+    "find_task",
+    "from_dataset",
+    "load_problem",
+    "partition",
+    "problem_of",
+    "task_of",
+]

@@ -6,6 +6,7 @@ A task's data and model are loaded when they are asked for, so that rounds alone
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,11 @@ from safa.errors import SafaError
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
 
-__all__ = ["TASKS", "Task", "find_task", "task_of"]
+__all__ = ["TASKS", "UNNAMED", "Task", "find_task", "load_problem", "problem_of", "task_of"]
+
+UNNAMED = "your own"
+"""The task of a run whose problem was given in Python as an object."""
+_WRITTEN, _IS_NAME = "package.module:attribute", re.compile(r"[\w.]{1,200}:\w{1,200}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +159,30 @@ def task_of(problem: Problem, name: str) -> Task:
         speed_floor=0.05,
         load=lambda: problem,
     )
+
+
+@cache
+def load_problem(task: str) -> Problem:
+    """A task's problem; a sweep reads the data once."""
+    return find_task(task).load()
+
+
+def problem_of(task: str, given: str | Problem | None, *, how: Callable[[str], str]) -> Problem:
+    """The problem of a run that was written earlier, of this task: one that is built in, or the one that is given.
+
+    Nothing is imported because a run's folder names it: a task that is not built in has to be given. `how` says what to
+    type for a task of that name.
+    """
+    if given is not None and not isinstance(given, str):
+        return given
+    if given is None and task in TASKS:
+        return load_problem(task)
+    if given is None:
+        if task == UNNAMED:
+            raise SafaError(f"this run is of a problem that was given in Python; name it: {how(_WRITTEN)}")
+        if not _IS_NAME.fullmatch(task):
+            raise SafaError(f"the settings of this run name no task: {task[:60]!r}")
+        raise SafaError(f"the task of this run, {task}, is not built in; if you trust it, name it: {how(task)}")
+    if given != task and (task != UNNAMED or given in TASKS):
+        raise SafaError(f"the task of this run is {task!r}, not {given!r}")
+    return load_problem(given)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.protocol import Events, Protocol
-from safa.records import Ids, Refusal, RoundRecord, Rule, Verdict
+from safa.protocol.records import Ids, Refusal, RoundRecord, Rule, Verdict
 
 __all__ = ["check_protocol", "check_refusals", "check_rounds", "check_splitting"]
 

@@ -1,0 +1,1 @@
+"""What the updates of a step make of the global model."""

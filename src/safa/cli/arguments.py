@@ -1,0 +1,118 @@
+"""Options of the command line that stand for settings: one for each, made from what the setting says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from dataclasses import MISSING, fields
+from typing import Any
+
+from safa.errors import SafaError
+from safa.paper import PRESETS
+from safa.runs.settings import Settings
+from safa.tasks import TASKS
+
+__all__ = ["add_options", "add_settings", "foreign_settings", "given_options", "given_settings", "settings_of"]
+
+
+def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
+    """An option for every setting of a run, and those that all commands with settings share."""
+    add_options(parser, Settings, lists=lists)
+    parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a protocol's own setting, where it comes from another package",
+    )
+    parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
+    parser.add_argument("--force", action="store_true", help="replace the run that is in the output folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no table")
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool = False) -> None:
+    """An option for every field of a dataclass that says of itself what it is for (`safa.runs.settings.option`).
+
+    One that was not given leaves no trace, so that defaults stay in one place.
+    """
+    groups: dict[str, Any] = {}
+    for item in fields(kind):
+        if not item.metadata:
+            continue
+        title = item.metadata["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        flag = item.metadata["flag"] or f"--{item.name.replace('_', '-')}"
+        default = "the task's" if item.default is MISSING else item.default
+        default = {True: "yes", False: "no"}.get(default, default) if isinstance(default, bool) else default
+        group.add_argument(
+            flag,
+            dest=item.name,
+            type=(lambda text: text.split(",")) if lists else (lambda text: [text]),
+            default=argparse.SUPPRESS,
+            metavar="FILE" if item.metadata["is_file"] else _metavar(item.metadata["choices"], str(item.type)),
+            help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
+        )
+
+
+def _metavar(choices: tuple[str, ...] | None, kind: str) -> str:
+    return "|".join(choices) if choices else {"int": "N", "float": "X", "bool": "yes|no"}.get(kind, "NAME")
+
+
+def _convert(text: str, name: str, kind: str) -> Any:
+    """The value of a setting from its text; what is allowed is checked by `Settings`."""
+    if kind == "bool":
+        words = {"yes": True, "true": True, "no": False, "false": False}
+        if text.lower() not in words:
+            raise SafaError(f"{name} must be yes or no, not {text!r}")
+        return words[text.lower()]
+    if kind not in ("int", "float"):
+        return text
+    try:
+        return int(text) if kind == "int" and text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise SafaError(f"{name} must be a number, not {text!r}") from None
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, list[Any]]:
+    """The settings that were given on the command line, each as a list of values."""
+    return given_options(arguments, Settings) | ({"train": [False]} if arguments.no_train else {})
+
+
+def given_options(arguments: argparse.Namespace, kind: type[Any]) -> dict[str, list[Any]]:
+    """What was given on the command line of the fields of such a dataclass, each as a list of values."""
+    return {
+        item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
+        for item in fields(kind)
+        if item.metadata and hasattr(arguments, item.name)
+    }
+
+
+def foreign_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What --set gives, each value a number, true, false or text."""
+    options = {}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SafaError(f"--set needs NAME=VALUE, not {text!r}")
+        try:
+            options[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[name] = value
+    return options
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings of a new run, from the command line and its config file."""
+    config = Settings.read_toml(arguments.config) if arguments.config else {}
+    config.pop("deploy", None)  # what an operator decides is not for a simulated run
+    named = config.pop("task", None)
+    task = arguments.task or named
+    if task is None:
+        raise SafaError(f"name a task, one of {', '.join(TASKS)}")
+    options = config.pop("protocol_options", {})
+    if not isinstance(options, dict):
+        raise SafaError(f"protocol_options in {arguments.config} must be a table")
+    options |= foreign_settings(arguments)
+    given = {name: value for name, (value,) in given_settings(arguments).items()}
+    return Settings.of(task, base=config, preset=arguments.preset, **given, protocol_options=options)

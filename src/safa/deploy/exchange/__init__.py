@@ -1,0 +1,1 @@
+"""Messages, codec, screening and identity: what a deployment decides, without a network."""

@@ -1,0 +1,315 @@
+"""The gate: whether an update of a client is taken.
+
+What a client sends is never an exception here. It is refused with a `Reason` and a sentence for the log, and refusing
+changes nothing but the counters. A client that is refused too often in a row is set aside until the operator pardons
+it. The gate has two doors, so that nothing large is read from somebody who has no business here:
+
+    admit    who sent it, was it asked for, how large is it, which version is it based on; before it is unpacked
+    judge    does it look like the model, is it finite, is its change of a usual size; after it was unpacked
+
+**The running median.** An operator can bound the norm of an update's change by a number (`norm_bound`), by a multiple
+of the median of accepted norms (`norm_multiple`), or by both. The median has one vote per client, its latest accepted
+norm, over the `window` clients that were accepted last. Sending often gives nobody a second vote. While fewer than half
+of the clients in the window are hostile, the median lies between two honest norms, whatever the others send; and no
+vote is higher than the bound that was in force when it was cast.
+
+**Before there is a median**, until `warm_up` clients have voted, or while it is 0, the caller's word for a usual norm
+stands in for it. A deployment trains a little itself to have one (`safa.deploy.exchange.reference`).
+
+It protects from updates that are far too large: a diverged client, a wrong unit, a scaled-up attack. It does not
+protect
+
+- from a small change in a harmful direction, such as a backdoor that stays below the bound;
+- from an attacker with half of the votes: one who owns many names (see `roster`), or one whose clients fill a `window`
+  that is smaller than the fleet because they answer faster than the rest;
+- from an update that is `norm_multiple` times too large, or less: one such update can spoil a model, but not by orders
+  of magnitude (a client's weight is bounded elsewhere, see `safa.deploy.exchange.membership`);
+- where half of the first `warm_up` voters are hostile: the first votes are cast below the bound of the stand-in, and
+  can then make the median as large as that;
+- from honest norms that grow by more than `norm_multiple` at once (a new learning rate): all are refused then, and the
+  operator has to raise the multiple;
+- what the norm leaves out: integer buffers, such as the counters of batch norm.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import statistics
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safa.errors import SafaError
+
+__all__ = ["Reason", "Refused", "Screen", "Screening", "norm_of_change", "shown"]
+
+
+class Reason(StrEnum):
+    """Why something that a client sent was refused."""
+
+    UNKNOWN_CLIENT = "unknown client"
+    """Nobody of that name or node has enrolled."""
+    SET_ASIDE = "set aside"
+    """It was refused too often in a row before."""
+    NOT_ASKED = "not asked"
+    """It answers nothing that this client was asked."""
+    TOO_LARGE = "too large"
+    """It has more bytes than the operator allows."""
+    UNKNOWN_VERSION = "unknown version"
+    """The server does not hold the model that it is based on."""
+    FUTURE_VERSION = "future version"
+    """It is based on a version that is not there yet."""
+    STALE_VERSION = "stale version"
+    """It is based on another version than the one that the client was asked to train."""
+    UNREADABLE = "unreadable"
+    """Its bytes are not what they claim to be."""
+    SHAPES = "shapes"
+    """Its tensors have other names or shapes than the model's."""
+    DTYPES = "dtypes"
+    """Its tensors have other number types than the model's."""
+    NOT_FINITE = "not finite"
+    """It holds a NaN or an infinite number."""
+    NORM = "norm"
+    """It is too far from the model that it started from."""
+    NAME = "name"
+    """The name that was given cannot be used."""
+    NAME_TAKEN = "name taken"
+    """The name belongs to another node, or the node to another name."""
+    SIZE = "size"
+    """The size n_k that was declared is not a number above 0 within the operator's bound."""
+    DETAILS = "details"
+    """What a node said of itself is too long, or not made of plain values."""
+    FULL = "full"
+    """As many clients have enrolled as the operator allows."""
+    EXPELLED = "expelled"
+    """The operator has expelled the client."""
+
+
+class Refused(NamedTuple):
+    """A refusal: the reason to count, and the sentence to log."""
+
+    reason: Reason
+    why: str
+
+
+def shown(value: object) -> str:
+    """Something that a client sent, short enough and plain enough for a log."""
+    try:
+        return ascii(reprlib.repr(value))[1:-1] if not isinstance(value, str) else ascii(value[:64])
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return "a number too long to print"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What the operator allows."""
+
+    max_bytes: int
+    """Bytes of one update."""
+    norm_bound: float = math.inf
+    """The largest norm of change."""
+    norm_multiple: float = math.inf
+    """The largest norm of change in multiples of the running median."""
+    window: int = 255
+    """K: how many clients have a vote in the median, those that were accepted last; best not below the fleet's size."""
+    warm_up: int = 3
+    """How many votes the median needs before it binds anyone."""
+    refusals_allowed: int = 3
+    """N: the client is set aside with its N-th refusal in a row."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "norm_bound", "norm_multiple", "window", "warm_up", "refusals_allowed"):
+            if not getattr(self, name) > 0:
+                raise SafaError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.warm_up > self.window:
+            raise SafaError(f"warm_up must be at most window ({self.window}), not {self.warm_up}")
+
+
+class Screening:
+    """Judges updates, and remembers what that needs. Clients are known by their number (see `Roster`)."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._norms: dict[int, float] = {}  # the votes, oldest first
+        self._in_a_row: dict[int, int] = {}
+        self._set_aside: set[int] = set()
+        self._counts: Counter[tuple[int | None, Reason]] = Counter()
+
+    # -- the two doors -----------------------------------------------------------------------------------------------
+
+    def admit(
+        self, client: int | None, *, size_bytes: int, version: int, latest: int, held: Container[int], asked: bool
+    ) -> Refused | None:
+        """Whether an update may be read at all.
+
+        `client` is None where the sender is not enrolled; `version` is the base that it claims; `latest` is the newest
+        version that it was given; `held` are the versions whose models the server has. `asked` says whether the update
+        answers a message that the server sent to this client and that was not answered before. An answer that the
+        protocol no longer wants was asked for all the same: being late is no fault that sets a client aside.
+        """
+        found = self._at_the_door(client, size_bytes, asked) or _version_fault(version, latest, held)
+        return found and self.refuse(client, found)
+
+    def _at_the_door(self, client: int | None, size_bytes: int, asked: bool) -> Refused | None:
+        if client is None:
+            return Refused(Reason.UNKNOWN_CLIENT, "the sender has not enrolled")
+        if client in self._set_aside:
+            return Refused(Reason.SET_ASIDE, f"client {client} was set aside, and nobody has pardoned it")
+        if not asked:
+            return Refused(Reason.NOT_ASKED, "it answers nothing that this client was asked")
+        if size_bytes > self.screen.max_bytes:
+            return Refused(Reason.TOO_LARGE, f"it has {size_bytes} bytes; {self.screen.max_bytes} are allowed")
+        return None
+
+    def judge(
+        self,
+        client: int,
+        update: Mapping[str, NDArray[Any]] | Refused,
+        base: Mapping[str, NDArray[Any]],
+        *,
+        usual: float | None = None,
+    ) -> Refused | None:
+        """Whether an update that was admitted is taken; `base` is the model that it was trained from.
+
+        `usual` is what the norm of such an update's change usually is; it is needed while `has_median` is False. What
+        `wire.unpack` gave can be handed over as it is: if that is a refusal, it is counted.
+        """
+        if isinstance(update, Refused):
+            return self.refuse(client, update)
+        found = _unlike(update, base) or _not_finite(update)
+        norm = math.nan if found else norm_of_change(update, base)
+        found = found or self._norm_fault(norm, usual)
+        if found:
+            return self.refuse(client, found)
+        self._accept(client, norm)
+        return None
+
+    def _norm_fault(self, norm: float, usual: float | None) -> Refused | None:
+        limit = self.norm_limit
+        if usual is not None and not self.has_median:
+            limit = min(limit, self.screen.norm_multiple * usual)
+        if norm <= limit and math.isfinite(norm):
+            return None
+        allowed = f"{limit:.6g} is allowed" if limit < math.inf else "it must be finite"
+        return Refused(Reason.NORM, f"the norm of its change is {norm:.6g}; {allowed}")
+
+    def _accept(self, client: int, norm: float) -> None:
+        self._in_a_row.pop(client, None)
+        self._norms.pop(client, None)
+        self._norms[client] = norm
+        if len(self._norms) > self.screen.window:
+            del self._norms[next(iter(self._norms))]
+
+    @property
+    def norm_limit(self) -> float:
+        """The largest norm of change that would be taken now, if nobody says what is usual."""
+        screen = self.screen
+        return min(screen.norm_bound, screen.norm_multiple * self._median) if self.has_median else screen.norm_bound
+
+    @property
+    def has_median(self) -> bool:
+        """Whether there is a median that binds. One of 0 says nothing and binds nobody."""
+        return self._median > 0
+
+    @property
+    def _median(self) -> float:
+        return statistics.median(self._norms.values()) if len(self._norms) >= self.screen.warm_up else 0.0
+
+    # -- the counters ------------------------------------------------------------------------------------------------
+
+    def refuse(self, client: int | None, refused: Refused) -> Refused:
+        """Count a refusal, also one that was found elsewhere, and set the client aside if it is one too many."""
+        self._counts[client, refused.reason] += 1
+        if client is not None and client not in self._set_aside:
+            self._in_a_row[client] = self._in_a_row.get(client, 0) + 1
+            if self._in_a_row[client] >= self.screen.refusals_allowed:
+                self._set_aside.add(client)
+        return refused
+
+    def pardon(self, client: int) -> None:
+        """Let a client that was set aside take part again. What was counted stays counted."""
+        self._set_aside.discard(client)
+        self._in_a_row.pop(client, None)
+
+    def forget(self, client: int) -> None:
+        """Take a client's vote away: it was expelled. What was counted stays counted."""
+        self._norms.pop(client, None)
+        self._in_a_row.pop(client, None)
+
+    @property
+    def set_aside(self) -> list[int]:
+        """The clients that are set aside, by number."""
+        return sorted(self._set_aside)
+
+    @property
+    def counts(self) -> dict[Reason, int]:
+        """How often each reason was given."""
+        total: Counter[Reason] = Counter()
+        for (_, reason), count in self._counts.items():
+            total[reason] += count
+        return dict(sorted(total.items()))
+
+    def counts_of(self, client: int) -> dict[Reason, int]:
+        """How often each reason was given to one client."""
+        return {reason: n for reason in Reason if (n := self._counts[client, reason])}
+
+    # -- the state, as a whole ---------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that it remembers, as plain JSON-able values."""
+        return {
+            "norms": [[client, norm] for client, norm in self._norms.items()],
+            "in_a_row": [[client, count] for client, count in self._in_a_row.items()],
+            "set_aside": self.set_aside,
+            "counts": [[client, str(reason), count] for (client, reason), count in self._counts.items()],
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a snapshot; a window that has become smaller keeps the latest votes."""
+        try:
+            norms = dict(snapshot["norms"][-self.screen.window :])
+            in_a_row, aside = dict(snapshot["in_a_row"]), set(snapshot["set_aside"])
+            counts = Counter({(client, Reason(reason)): count for client, reason, count in snapshot["counts"]})
+        except (KeyError, TypeError, ValueError):
+            raise SafaError("this is not a snapshot of a screening") from None
+        self._norms, self._in_a_row, self._set_aside, self._counts = norms, in_a_row, aside, counts
+
+
+def _version_fault(version: int, latest: int, held: Container[int]) -> Refused | None:
+    if type(version) is int and version > latest:
+        return Refused(Reason.FUTURE_VERSION, f"it claims version {shown(version)}; the client was given {latest}")
+    if type(version) is not int or version not in held:
+        return Refused(Reason.UNKNOWN_VERSION, f"the server holds no version {shown(version)}")
+    return None
+
+
+def _unlike(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Refused | None:
+    if update.keys() != base.keys():
+        return Refused(Reason.SHAPES, "its tensors have other names than the model's")
+    for name, tensor in base.items():
+        if update[name].shape != tensor.shape:
+            return Refused(Reason.SHAPES, f"{name} is {update[name].shape}; the model has {tensor.shape}")
+        if update[name].dtype != tensor.dtype:
+            return Refused(Reason.DTYPES, f"{name} is {update[name].dtype}; the model has {tensor.dtype}")
+    return None
+
+
+def _not_finite(update: Mapping[str, NDArray[Any]]) -> Refused | None:
+    for name, tensor in update.items():
+        if not np.isfinite(tensor).all():
+            return Refused(Reason.NOT_FINITE, f"{name} holds a NaN or an infinite number")
+    return None
+
+
+def norm_of_change(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> float:
+    """The Euclidean norm of update - base over all floating-point tensors, added up in float64."""
+    floating = [name for name, tensor in base.items() if np.issubdtype(tensor.dtype, np.floating)]
+    with np.errstate(over="ignore"):
+        changes = (np.subtract(update[name], base[name], dtype=np.float64) for name in floating)
+        return math.hypot(*(float(np.linalg.norm(change)) for change in changes))

@@ -1,0 +1,1 @@
+"""The launcher: starts, watches and stops the processes of a deployment on this machine."""

@@ -1,0 +1,435 @@
+"""The settings of a run, in one flat, frozen, checked object.
+
+Symbols of the paper stand next to the names that replace them here: `fraction` C, `crash_rate` cr, `lag_tolerance` tau,
+`rounds` r, `clients` m, `epochs` E, `batch_size` B, `lr` the learning rate, `round_limit_s` T_lim.
+
+A setting that is given must have an effect. Which protocols take it as a parameter is known from their constructors
+(`safa.protocol.registry`); what else it needs stands with it, as `needs`. One that has no effect in the run is refused,
+unless it has its default value: a config file that a run wrote names all settings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from safa.errors import SafaError
+from safa.paper import PRESETS
+from safa.protocol import registry
+from safa.protocol.continuous import STALENESSES
+from safa.protocol.fedavg import AVERAGINGS
+from safa.tasks import Task, check_partition, find_task
+from safa.vocabulary import FAULT_MODELS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
+
+__all__ = ["CLOCKS", "FORMAT", "Settings", "as_toml", "checked", "option", "refuse_unused"]
+
+CLOCKS = ("causal", "paper")
+FORMAT = "safa run 1"
+"""What the first line of the config.toml in a run's folder says: what wrote it, and in which format."""
+
+_LARGEST_WHOLE = 2**63 - 1
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    group: str,
+    flag: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    limit: int = _LARGEST_WHOLE,
+    is_file: bool = False,
+    needs: Mapping[str, tuple[str | None, ...]] | None = None,
+) -> Any:
+    """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
+
+    `limit` is for sizes that no machine can hold; a message names it only where it is exceeded. `needs` names other
+    settings, each with the values that they must have; None stands for a file that is not given.
+    """
+    metadata = {
+        "help": help_text,
+        "group": group,
+        "flag": flag,
+        "choices": choices,
+        "above": above,
+        "least": least,
+        "most": most,
+        "below": below,
+        "limit": limit,
+        "is_file": is_file,
+        "needs": needs or {},
+    }
+    if default is None and not is_file:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+_RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "rivals of SAFA"
+_LEARN = "learning"
+
+_CAUSAL = {"clock": ("causal",)}
+_DRAWN_SIZES = {"sizes": (None,)}
+_DRAWN_SPEEDS = {"speeds": (None,)}
+_SAME_LINKS = {"links": (None,)}
+_HINGE = {"staleness": ("hinge",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides a run. Build it with `Settings.of(task, ...)`, which fills in the task's defaults."""
+
+    task: str
+    protocol: str = option("safa", "the protocol; `safa protocols` lists them", group=_RUN)
+    clock: str = option(
+        "causal", "causal: an update counts when it arrives; paper: the idealised rounds of its tables", group=_RUN,
+        choices=CLOCKS,
+    )  # fmt: skip
+    seed: int = option(0, "the seed of the world; same seed, same world for every protocol", group=_RUN, least=0)
+
+    fraction: float = option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
+    lag_tolerance: int = option(
+        5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1
+    )
+    rounds: int = option(None, "r: how many rounds", group=_WORK, least=1, limit=1_000_000_000)
+    clients: int = option(None, "m: how many clients", group=_WORK, least=1, limit=100_000_000)
+    epochs: int = option(None, "E: passes over its data that a client makes for one update", group=_WORK, least=1)
+    batch_size: int = option(None, "B: samples in a mini-batch", group=_WORK, least=1)
+    lr: float = option(None, "the learning rate", group=_WORK, above=0, below=math.inf)
+    round_limit_s: float = option(
+        None, "T_lim: when a round is closed at the latest, in seconds (inf: never)", group=_WORK, flag="--round-limit",
+        above=0,
+    )  # fmt: skip
+    averaging: str = option(
+        "participants", "what FedAvg and FedCS average over: the participants (McMahan) or the population (the paper)",
+        group=_WORK, choices=AVERAGINGS,
+    )  # fmt: skip
+
+    crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
+    fault_model: str = option(
+        "attempt", "whether a client is struck once per attempt or once per round (causal clock)", group=_WORLD,
+        choices=FAULT_MODELS, needs=_CAUSAL,
+    )  # fmt: skip
+    keep_progress: bool = option(
+        True, "whether a client that crashed goes on where it was", group=_WORLD,
+        needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff")},
+    )  # fmt: skip
+    detection_delay_s: float = option(
+        60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
+        flag="--detection-delay", least=0, needs=_CAUSAL,
+    )  # fmt: skip
+    mean_size: float = option(
+        None, "mean number of samples that a client holds", group=_WORLD, least=1, most=1e9, needs=_DRAWN_SIZES
+    )
+    size_distribution: str = option(
+        "normal", "how the clients' numbers of samples differ", group=_WORLD, choices=SIZE_DISTRIBUTIONS,
+        needs=_DRAWN_SIZES,
+    )  # fmt: skip
+    size_spread: float = option(
+        0.3, "standard deviation of a normal size over its mean", group=_WORLD, least=0, most=1000,
+        needs=_DRAWN_SIZES | {"size_distribution": ("normal",)},
+    )  # fmt: skip
+    speed_distribution: str = option(
+        "exponential", "how the clients' speeds differ", group=_WORLD, choices=SPEED_DISTRIBUTIONS, needs=_DRAWN_SPEEDS
+    )
+    speed_mean: float = option(
+        1.0, "mean speed in mini-batches per second", group=_WORLD, above=0, below=math.inf, needs=_DRAWN_SPEEDS
+    )
+    speed_spread: float = option(
+        0.5, "standard deviation over the mean (normal), or sigma of the logarithm (lognormal)", group=_WORLD, least=0,
+        most=1000, needs=_DRAWN_SPEEDS | {"speed_distribution": ("normal", "lognormal")},
+    )  # fmt: skip
+    speed_floor: float = option(None, "a speed below this is drawn again", group=_WORLD, above=0, needs=_DRAWN_SPEEDS)
+    down_mbps: float = option(1.4, "a client's download bandwidth in Mbit/s", group=_WORLD, above=0, needs=_SAME_LINKS)
+    up_mbps: float = option(1.4, "a client's upload bandwidth in Mbit/s", group=_WORLD, above=0, needs=_SAME_LINKS)
+    server_mbps: float = option(10_000.0, "the server's bandwidth in Mbit/s", group=_WORLD, above=0)
+    model_size_mb: float = option(
+        10.0, "the size of the model on the wire in MB", group=_WORLD, least=0, below=math.inf
+    )
+    speeds: str | None = option(
+        None, "speeds from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
+    )
+    sizes: str | None = option(
+        None, "sizes from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
+    )
+    links: str | None = option(
+        None,
+        "bandwidths from a CSV file with columns down_mbps,up_mbps, a line per client",
+        group=_WORLD,
+        is_file=True,
+    )
+    trace: str | None = option(
+        None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s", group=_WORLD,
+        is_file=True,
+    )  # fmt: skip
+
+    estimate_error: float = option(
+        0.0, "how far FedCS is off when it guesses a client's time (sigma of the logarithm)", group=_RIVALS, least=0,
+        below=math.inf, needs={"protocol": ("fedcs",)},
+    )  # fmt: skip
+    mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_RIVALS, above=0, most=1)
+    staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_RIVALS, choices=STALENESSES)
+    staleness_exponent: float = option(
+        0.5, "a in (1+lag)^-a, polynomial staleness", group=_RIVALS, least=0, below=math.inf,
+        needs={"staleness": ("polynomial",)},
+    )  # fmt: skip
+    hinge_slope: float = option(
+        10.0, "a in 1/(a(lag-b)+1), hinge staleness", group=_RIVALS, least=0, below=math.inf, needs=_HINGE
+    )
+    hinge_lag: float = option(
+        4.0, "b, the lag up to which hinge staleness discounts nothing", group=_RIVALS, least=0, needs=_HINGE
+    )
+    buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
+    server_lr: float = option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0, below=math.inf)
+
+    partition: str = option(
+        "contiguous", "who holds which samples: contiguous (the paper), iid, dirichlet:ALPHA or shards:N", group=_LEARN
+    )
+    trainer: str = option(
+        "batched", "batched: many clients at once; serial: one after the other, slow, the oracle", group=_LEARN,
+        choices=TRAINERS,
+    )  # fmt: skip
+    device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)
+    tf32: bool = option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
+    threads: int = option(
+        0, "threads that torch computes with; 0: as many as it takes here, and the run's folder says how many",
+        group=_LEARN, least=0, most=1024,
+    )  # fmt: skip
+    optimiser: str = option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
+    momentum: float = option(0.0, "momentum of SGD", group=_LEARN, least=0, below=1, needs={"optimiser": ("sgd",)})
+    weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0, most=1e30)
+    proximal: float = option(
+        0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0, most=1e30
+    )
+    eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
+    eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
+    keep_best: bool = option(
+        False, "send out the best model so far by test loss, as the paper did: this peeks at the test set", group=_LEARN
+    )
+    warm_start: bool = option(
+        False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN,
+        needs={"protocol": ("safa", "local")},
+    )  # fmt: skip
+    memory_mb: float = option(
+        4096.0, "memory for models and updates; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
+    )
+    checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
+    train: bool = field(default=True)
+    """Whether a model is trained, or the rounds are simulated only."""
+    protocol_options: Mapping[str, Any] = field(default_factory=dict)
+    """A protocol's own settings, by the names of its parameters: those that are not filled from this run's settings."""
+
+    @classmethod
+    def of(
+        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any
+    ) -> Self:
+        """Settings for a task: its defaults, then `base`, then a preset (such as "paper"), then what is given.
+
+        A preset brings the task's defaults along, so that it sets all of the paper's Table II. What is given or in
+        `base` must have an effect in the run, or its default value.
+        """
+        settings, changed = cls.combined(task, base=base, preset=preset, **given)
+        refuse_unused([(settings, changed)])
+        return settings
+
+    @classmethod
+    def combined(
+        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any
+    ) -> tuple[Self, list[str]]:
+        """The settings that `of` makes, before `refuse_unused`, and the names of those that must have an effect.
+
+        These are what was given with a value that is neither the default nor the preset's, and of `base`, which may be
+        the config file of a run with a preset, what has neither the default value nor that of any preset.
+        """
+        if preset is not None and preset not in PRESETS:
+            raise SafaError(f"there is no preset {preset!r}; there is {', '.join(PRESETS)}")
+        if not isinstance(task, str | Task):
+            raise SafaError(f"a task is given by its name, not as {task!r}")
+        chosen = task if isinstance(task, Task) else find_task(task)
+        defaults = _defaults(chosen)
+        fixed = defaults | dict(PRESETS[preset]) if preset else {}
+        values = defaults | dict(base or {}) | fixed | given
+        unknown = values.keys() - {item.name for item in fields(cls)}
+        if unknown:
+            raise SafaError(f"there is no setting {sorted(unknown)[0]!r}")
+        settings = cls(task=chosen.name, **values)
+        usual = {item.name: [item.default] for item in fields(cls) if item.default is not MISSING}
+        usual |= {name: [value] for name, value in defaults.items()}
+        named = [*given, *values.get("protocol_options", {})]
+        changed = [name for name in named if settings._differs(name, usual, [fixed])]
+        of_base = [name for name in base or () if name not in named]
+        return settings, changed + [name for name in of_base if settings._differs(name, usual, PRESETS.values())]
+
+    def _differs(self, name: str, usual: Mapping[str, list[Any]], presets: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether a setting has a value of its own: neither the usual one nor that of one of these presets."""
+        harmless = usual.get(name, []) + [preset[name] for preset in presets if name in preset]
+        return bool(harmless) and getattr(self, name) not in harmless
+
+    def __post_init__(self) -> None:
+        for name in ("task", "protocol"):
+            if not isinstance(getattr(self, name), str):
+                raise SafaError(f"{name} must be text, not {getattr(self, name)!r}")
+        if not isinstance(self.train, bool):
+            raise SafaError(f"train must be true or false, not {self.train!r}")
+        self._take_options()
+        for item in fields(self):
+            if item.metadata:
+                object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item))
+        check_partition(self.partition)
+
+    def _take_options(self) -> None:
+        """Check the protocol's own settings; one that it shares with the run is the run's setting of that name."""
+        if not isinstance(self.protocol_options, Mapping):
+            raise SafaError(f"protocol_options must be settings by name, not {self.protocol_options!r}")
+        protocol = registry.find(self.protocol)
+        known, shared = registry.parameters(protocol), registry.shared(protocol)
+        own = dict(self.protocol_options)
+        for name, value in self.protocol_options.items():
+            if name not in known:
+                raise SafaError(f"{self.protocol} has no setting {name!r}; it has {', '.join(known)}")
+            if name in shared and name in _OPTIONS:
+                object.__setattr__(self, name, own.pop(name))
+            elif not _is_plain(value):
+                raise SafaError(f"{name} must be a number, true, false, text or a list of these, not {value!r}")
+        object.__setattr__(self, "protocol_options", own)
+
+    def unmet(self, name: str) -> list[str]:
+        """Why a setting has no effect in this run, a sentence for each reason; none if it has an effect."""
+        protocol = registry.find(self.protocol)
+        needs: dict[str, tuple[str | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
+        takers = registry.takers(name)
+        if takers and name not in _OF_EVERY_RUN and name not in registry.shared(protocol):
+            needs["protocol"] = takers
+        elif not registry.is_own(protocol):
+            needs.pop("protocol", None)  # nobody but its author knows what another package's protocol makes of it
+        return [
+            _no_effect(name, other, getattr(self, other), allowed)
+            for other, allowed in needs.items()
+            if getattr(self, other) not in allowed
+        ]
+
+    def values(self) -> dict[str, Any]:
+        """All settings by name; a protocol's own settings are called `protocol.NAME`."""
+        run = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "protocol_options"}
+        return run | {f"protocol.{name}": value for name, value in self.protocol_options.items()}
+
+    def to_toml(self) -> str:
+        """A config file that says everything needed to run this again."""
+        lines = [
+            f"{item.name} = {as_toml(getattr(self, item.name))}"
+            for item in fields(self)
+            if item.name != "protocol_options" and getattr(self, item.name) is not None
+        ]
+        if self.protocol_options:
+            lines += [
+                "",
+                "[protocol_options]",
+                *(f"{name} = {as_toml(v)}" for name, v in self.protocol_options.items()),
+            ]
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def read_toml(path: str | Path) -> dict[str, Any]:
+        """The settings that a config file gives, `task` among them, to be passed on to `Settings.of`."""
+        try:
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
+            raise SafaError(f"cannot read {path}: {reason}") from None
+        except (ValueError, RecursionError) as problem:  # a number of too many digits, tables too deep
+            raise SafaError(f"{path} is not a config file: {problem}") from None
+        made_as = found.pop("format", FORMAT)
+        if made_as != FORMAT:
+            raise SafaError(f"{path} is of a format that this version cannot read: {made_as!r} instead of {FORMAT!r}")
+        return found
+
+
+_OPTIONS = {item.name: item.metadata for item in fields(Settings)}
+_OF_EVERY_RUN = ("rounds",)
+"""Settings that some protocol takes, and that every run uses besides."""
+
+
+def _defaults(task: Task) -> dict[str, Any]:
+    """The settings that a task brings along."""
+    return {
+        "rounds": task.rounds,
+        "clients": task.clients,
+        "epochs": task.epochs,
+        "batch_size": task.batch_size,
+        "lr": task.lr,
+        "round_limit_s": task.round_limit_s,
+        "speed_floor": task.speed_floor,
+        "mean_size": task.samples / task.clients,
+    }
+
+
+def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:
+    """Refuse a setting that has no effect in any of these runs; each comes with the names that must have one."""
+    for name in dict.fromkeys(name for _, names in runs for name in names):
+        reasons = [settings.unmet(name) for settings, _ in runs]
+        if all(reasons):
+            raise SafaError(min(reasons, key=len)[0])
+
+
+def _no_effect(name: str, other: str, value: Any, allowed: Sequence[str | None]) -> str:
+    if None in allowed:
+        return f"{name} has no effect where {other} come from a file; leave out one of the two"
+    wanted = " or ".join(map(str, allowed))
+    return f"{name} has no effect with {other} = {value}; it is for {other} = {wanted}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a config file can hold the value."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def checked(name: str, value: Any, item: Any) -> Any:
+    """The value in its proper type, or an error that says what was wrong, what was given and what is allowed."""
+    allowed = item.metadata
+    if allowed["is_file"]:
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise SafaError(f"{name} must be the name of a file, not {value!r}")
+        return None if value is None else str(value)
+    if allowed["choices"] is not None and value not in allowed["choices"]:
+        raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
+    if item.type == "bool" and not isinstance(value, bool):
+        raise SafaError(f"{name} must be true or false, not {value!r}")
+    if item.type == "str" and not isinstance(value, str):
+        raise SafaError(f"{name} must be text, not {value!r}")
+    return _checked_number(name, value, item) if item.type in ("int", "float") else value
+
+
+def _checked_number(name: str, value: Any, item: Any) -> int | float:
+    whole = item.type == "int"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (whole and isinstance(value, float) and not value.is_integer()):
+        raise SafaError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
+    above, least, most, below, limit = (item.metadata[key] for key in ("above", "least", "most", "below", "limit"))
+    if most is None and (whole or isinstance(value, int)) and value > limit:
+        most = limit
+    fits = (above is None or value > above) and (least is None or value >= least)
+    if not (fits and (most is None or value <= most) and (below is None or value < below)):
+        lower = f"above {above}" if above is not None else f"at least {least}"
+        upper = f" and at most {most}" if most is not None else f" and below {below}" if below is not None else ""
+        raise SafaError(f"{name} must be {lower}{upper}, not {value}")
+    return int(value) if whole else float(value)
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return json.dumps(value) if isinstance(value, str) else repr(value)

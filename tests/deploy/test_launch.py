@@ -838,6 +838,6 @@ def test_without_flower_there_is_one_sentence(capsys: Capture, monkeypatch: pyte
 
 
 def test_the_command_line_does_without_flower_until_it_is_needed() -> None:
-    code = "import sys, safa.cli; safa.cli._parser(); print({'flwr', 'torch', 'cryptography'} & set(sys.modules))"
+    code = "import sys, safa.cli.program; safa.cli.program._parser(); print({'flwr', 'torch', 'cryptography'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -9,7 +9,7 @@ and knows which of its rows have changed. It never sees a protocol, a fleet or a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -84,6 +84,13 @@ class Aggregator(ABC):
         """Begin with w(0), the only one of the `versions`, and clients of these n_k; `memory_mb` is for entries."""
         self.versions = versions
         self.memory_mb = memory_mb
+
+    def prepare(
+        self, *, evaluate: Callable[[Tensor], float], train: Callable[[Ids, Tensor, int], Tensor] | None
+    ) -> None:
+        """Right after `begin`: `evaluate` gives the test loss of a model; `train` the updates of clients, who start
+        from these rows and make so many epochs, where clients are simulated. Few have any use for it.
+        """
 
     def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
         """Clients have joined or come back, with these n_k, and left, since the last step.

@@ -55,7 +55,7 @@ def perform(protocol: Protocol, what: str, *given: Any) -> bool:
         case "open":
             now, clients = given
             count = protocol.clients if clients == 0 else clients
-            protocol.open_round(now=now, lottery=np.zeros(count), expected_s=np.zeros(count))
+            protocol.open_round(now=now, draws=np.zeros(count), expected_s=np.zeros(count))
         case "arrive" | "late" | "lose":
             at_s, pairs = given
             clients, bases = [client for client, _ in pairs], [base for _, base in pairs]

@@ -14,6 +14,6 @@ __all__ = ["stream"]
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """The generator for one purpose, such as ("lottery", round)."""
+    """The generator for one purpose, such as ("partition",)."""
     name = zlib.crc32(purpose.encode())
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(name, *keys))))

@@ -162,7 +162,7 @@ def _round_again(protocol: Any, record: RoundRecord, settings: Settings) -> Roun
     protocol.resize(record.joined[~new], record.joined_size[~new])
     protocol.readmit(np.setdiff1d(record.joined[~new], resized))
     lottery = stream(settings.seed, "lottery", record.round).random(protocol.clients)
-    protocol.open_round(now=record.opened_s, lottery=lottery, expected_s=np.zeros(protocol.clients))
+    protocol.open_round(now=record.opened_s, draws=lottery, expected_s=np.zeros(protocol.clients))
     for client, base, at_s in zip(record.client, record.base, record.arrival_s, strict=True):
         protocol.receive(Events.arrivals([client], [base], at_s=at_s))
     if record.ended_by is EndedBy.NOBODY_LEFT:

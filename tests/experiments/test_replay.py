@@ -104,7 +104,7 @@ class Deployment:
     def round(self, order: list[int]) -> RoundRecord:
         protocol = self.protocol
         now = max(protocol.now, 0.0)
-        protocol.open_round(now=now, lottery=np.zeros(protocol.clients), expected_s=np.ones(protocol.clients))
+        protocol.open_round(now=now, draws=np.zeros(protocol.clients), expected_s=np.ones(protocol.clients))
         for client in order:
             base = int(protocol.versions[client])
             if protocol.receive(Events.arrivals([client], base, at_s=now + 1)).accepted.tolist() == [True]:

@@ -26,7 +26,7 @@ def open_round(protocol: Protocol, now: float, *, lots: list[float] | None = Non
     """Open a round without caring for lots and estimates."""
     return protocol.open_round(
         now=now,
-        lottery=np.linspace(0, 1, protocol.clients) if lots is None else lots,
+        draws=np.linspace(0, 1, protocol.clients) if lots is None else lots,
         expected_s=np.ones(protocol.clients),
     )
 

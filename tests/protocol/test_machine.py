@@ -65,9 +65,9 @@ def test_a_loss_is_no_obstacle_to_an_update_that_comes_after_all() -> None:
     [
         lambda p: p.close_round(now=9.0),
         lambda p: p.receive(Events.arrivals(0, 0, at_s=9.0)),
-        lambda p: p.open_round(now=9.0, lottery=[0.0], expected_s=[0.0, 0.0]),
-        lambda p: p.open_round(now=math.nan, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
-        lambda p: p.open_round(now=math.inf, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=9.0, draws=[0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=math.nan, draws=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=math.inf, draws=[0.0, 0.0], expected_s=[0.0, 0.0]),
         lambda p: p.retire([2]),
         lambda p: p.readmit([-1]),
         lambda p: p.resize([2], [1.0]),
@@ -83,7 +83,7 @@ def test_misuse_between_rounds_is_turned_down(misuse: object) -> None:
 @pytest.mark.parametrize(
     "misuse",
     [
-        lambda p: p.open_round(now=9.0, lottery=[0.0, 0.0], expected_s=[0.0, 0.0]),
+        lambda p: p.open_round(now=9.0, draws=[0.0, 0.0], expected_s=[0.0, 0.0]),
         lambda p: p.enrol([1.0]),
         lambda p: p.retire([0]),
         lambda p: p.readmit([0]),

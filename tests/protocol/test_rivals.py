@@ -60,7 +60,7 @@ def test_fedavg_names_its_averages() -> None:
 
 def test_fedcs_drops_those_that_cannot_make_it() -> None:
     fedcs = FedCS([1, 1, 1], fraction=1.0, round_limit_s=10.0)
-    dispatch = fedcs.open_round(now=0.0, lottery=[0, 0, 0], expected_s=[10.0, 10.1, 3.0])
+    dispatch = fedcs.open_round(now=0.0, draws=[0, 0, 0], expected_s=[10.0, 10.1, 3.0])
     assert dispatch.dropped.tolist() == [1]
     assert dispatch.sync.tolist() == [0, 2]
     arrive(fedcs, [0, 2], 4.0)
@@ -69,7 +69,7 @@ def test_fedcs_drops_those_that_cannot_make_it() -> None:
 
 def test_fedcs_closes_at_once_when_it_expects_nobody() -> None:
     fedcs = FedCS([1], fraction=1.0, round_limit_s=1.0)
-    fedcs.open_round(now=0.0, lottery=[0], expected_s=[2.0])
+    fedcs.open_round(now=0.0, draws=[0], expected_s=[2.0])
     assert fedcs.done
     record = fedcs.close_round(now=0.0)
     assert record.trained == 0

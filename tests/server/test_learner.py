@@ -368,7 +368,7 @@ def change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
 def play_round(protocol: Protocol, rng: np.random.Generator, accept: Callable[[int, int], None]) -> RoundRecord:
     """A round in which clients commit, or are found lost, in any order; `accept` hears of every good update."""
     now = max(protocol.now, 0.0)
-    protocol.open_round(now=now, lottery=rng.random(protocol.clients), expected_s=np.ones(protocol.clients))
+    protocol.open_round(now=now, draws=rng.random(protocol.clients), expected_s=np.ones(protocol.clients))
     while not protocol.done and now < protocol.deadline:
         now += 0.2
         commit_or_fail(protocol, now, rng, accept)
@@ -465,7 +465,7 @@ def test_a_federation_may_begin_with_nobody(kind: Callable[..., Protocol]) -> No
     it.apply(play_round(protocol, rng, lambda client, base: None))
     assert torch.equal(it.model, START)
     protocol.enrol([1.0, 3.0])
-    protocol.open_round(now=1.0, lottery=[0.1, 0.2], expected_s=[1.0, 1.0])
+    protocol.open_round(now=1.0, draws=[0.1, 0.2], expected_s=[1.0, 1.0])
     protocol.receive(Events.arrivals([0, 1], 1, at_s=2.0))
     it.apply(protocol.close_round(now=2.0))
     updates = Fake().train(np.arange(2), START.repeat(2, 1), epochs=2)

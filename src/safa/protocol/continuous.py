@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from safa.errors import SafaError
 from safa.protocol.events import Dispatch
 from safa.protocol.machine import Protocol, Settlement, nobody
-from safa.protocol.records import Ids, Verdict
+from safa.protocol.records import Ids, RoundRecord, Verdict
 
 __all__ = ["STALENESSES", "Continuous", "Staleness"]
 
@@ -55,7 +55,7 @@ class Continuous(Protocol):
         self._merges: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
         super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s)
 
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         self._arrived = 0
         self._merges = []
         idle = self.active & ~self._expected
@@ -77,11 +77,11 @@ class Continuous(Protocol):
         self.versions[clients] = latest
         return clients
 
-    @property
-    def last_merge(self) -> tuple[float, int]:
-        """Of the update that came in last: its weight, and the version that it goes into."""
-        weight, into = self._merges[-1]
-        return float(weight[-1]), int(into[-1])
+    def close_round(self, *, now: float) -> RoundRecord:
+        """Close the record; the merges of the next one are counted anew."""
+        record = super().close_round(now=now)
+        self._merges = []
+        return record
 
     @abstractmethod
     def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
@@ -90,5 +90,4 @@ class Continuous(Protocol):
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
         weights = np.concatenate([np.empty(0), *(weight for weight, _ in self._merges)])
         into = np.concatenate([nobody(), *(into for _, into in self._merges)])
-        self._merges = []
         return np.full(len(clients), Verdict.PICKED, dtype=np.int8), weights, into

@@ -22,6 +22,7 @@ class FedAsync(Continuous):
     """Every update is mixed in at once, the less the staler it is."""
 
     name = "fedasync"
+    one_by_one = True
 
     def __init__(
         self,
@@ -41,6 +42,11 @@ class FedAsync(Continuous):
         self.mixing = mixing
         self.staleness = Staleness(staleness, staleness_exponent, hinge_slope, hinge_lag)
         super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s)
+
+    @property
+    def aggregator(self) -> str:
+        """Mixing: (1 - a) w + a u."""
+        return "mixing"
 
     def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
         into = self.version + 1 + np.arange(len(bases))

@@ -36,14 +36,19 @@ class FedAvg(Protocol):
         self.averaging = averaging
         super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s)
 
-    def _draw(self, lottery: NDArray[np.float64]) -> Ids:
-        """The C-fraction of the clients with the smallest lots, by number."""
+    @property
+    def aggregator(self) -> str:
+        """The mean over whatever the weights are shares of."""
+        return "mean" if self.averaging == "participants" else "population"
+
+    def _draw(self, draws: NDArray[np.float64]) -> Ids:
+        """The C-fraction of the clients with the smallest random numbers, in order of their numbers."""
         candidates = np.flatnonzero(self.active)
-        order = np.argsort(lottery[candidates], kind="stable")
+        order = np.argsort(draws[candidates], kind="stable")
         return np.sort(candidates[order[: self.quota]])
 
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
-        return Dispatch(sync=self._draw(lottery), resume=nobody(), deprecated=nobody())
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        return Dispatch(sync=self._draw(draws), resume=nobody(), deprecated=nobody())
 
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
         self.version = self.round

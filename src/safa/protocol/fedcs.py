@@ -1,4 +1,4 @@
-"""FedCS (Nishio and Yonetani, ICC 2019), as the SAFA paper compares with it: FedAvg without the hopeless.
+"""FedCS (Nishio and Yonetani, ICC 2019), as the SAFA paper compares with it: FedAvg without those expected to be too slow.
 
 From the random C-fraction, clients that are not expected to make the round's time limit are dropped before training.
 The estimate is the caller's; how wrong it may be is a property of the world (`estimate_error`), not of these rules.
@@ -21,7 +21,7 @@ class FedCS(FedAvg):
 
     name = "fedcs"
 
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
-        drawn = self._draw(lottery)
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        drawn = self._draw(draws)
         in_time = expected_s[drawn] <= self.round_limit_s
         return Dispatch(sync=drawn[in_time], resume=nobody(), deprecated=nobody(), dropped=drawn[~in_time])

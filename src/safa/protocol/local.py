@@ -35,11 +35,16 @@ class Local(FedAvg):
         self._has_model = np.empty(0, dtype=np.bool_)
         super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s)
 
+    @property
+    def aggregator(self) -> str:
+        """The clients' own models."""
+        return "own"
+
     def _fresh_client(self) -> dict[str, Any]:
         return super()._fresh_client() | {"_has_model": False}
 
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
-        drawn = self._draw(lottery)
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        drawn = self._draw(draws)
         first_time = drawn[~self._has_model[drawn]]
         at_work = self._awaited.copy()  # not finished when the last round closed
         at_work[drawn] = True

@@ -1,7 +1,7 @@
 """The mechanism that all protocols share; their rules are in the files beside this one.
 
 A protocol is a pure state machine over arrays with one element per client. It reads no clock, draws no random number
-and holds no model: time, lots and estimates are arguments, and what comes out is a `RoundRecord`. A round goes
+and holds no model: time, random numbers and estimates are arguments, and what comes out is a `RoundRecord`. A round goes
 
     open_round  ->  receive, receive, ...  ->  close_round
 
@@ -30,6 +30,9 @@ Settlement = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int64]]
 """For every good update of a round: its verdict, its weight, and the version that it goes into."""
 
 
+_AGGREGATORS = {Rule.CACHE: "cache", Rule.AVERAGE: "mean", Rule.DELTA: "buffer", Rule.OWN: "own"}
+
+
 def nobody() -> Ids:
     """An empty set of clients."""
     return np.empty(0, dtype=np.int64)
@@ -50,7 +53,9 @@ class Protocol(ABC):
     name: ClassVar[str]
     """What it is called on the command line."""
     rule: ClassVar[Rule] = Rule.AVERAGE
-    """How its global models are made."""
+    """What the weights in its records mean."""
+    one_by_one: ClassVar[bool] = False
+    """Whether every version is made of a single update."""
     has_bypass: ClassVar[bool] = False
     """Whether an update that comes after the selection can be kept."""
     answers_arrivals: ClassVar[bool] = False
@@ -86,6 +91,11 @@ class Protocol(ABC):
         self._opening: tuple[Dispatch, float] | None = None
         self.enrol(sizes)
         self._joined.clear()
+
+    @property
+    def aggregator(self) -> str:
+        """The name of the aggregator that makes its global models, unless another one is chosen."""
+        return _AGGREGATORS[self.rule]
 
     # -- the fleet ---------------------------------------------------------------------------------------------------
 
@@ -166,25 +176,25 @@ class Protocol(ABC):
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
-    def open_round(self, *, now: float, lottery: ArrayLike, expected_s: ArrayLike) -> Dispatch:
+    def open_round(self, *, now: float, draws: ArrayLike, expected_s: ArrayLike) -> Dispatch:
         """Open the next round and say whom to set to work.
 
-        `lottery` gives every client a random number between 0 and 1, drawn by the caller; `expected_s` says how long
+        `draws` gives every client a random number between 0 and 1, drawn by the caller; `expected_s` says how long
         the caller thinks that each client will take. Protocols that do not need them ignore them.
         """
-        lots = np.asarray(lottery, dtype=np.float64)
+        drawn = np.asarray(draws, dtype=np.float64)
         estimates = np.asarray(expected_s, dtype=np.float64)
-        if lots.shape != self.sizes.shape or estimates.shape != self.sizes.shape:
+        if drawn.shape != self.sizes.shape or estimates.shape != self.sizes.shape:
             raise MisuseError(
-                f"lottery and expected_s need one number for each of {self.clients} clients, "
-                f"not {lots.shape} and {estimates.shape}"
+                f"draws and expected_s need one number for each of {self.clients} clients, "
+                f"not {drawn.shape} and {estimates.shape}"
             )
         self._between_rounds("open a round")
         self._not_before(now)
         self.round += 1
         self.is_open = True
         self.now = self.opened_s = now
-        dispatch = self._invite(lots, estimates)
+        dispatch = self._invite(drawn, estimates)
         at_work = np.concatenate([dispatch.sync, dispatch.resume])
         self.versions[dispatch.sync] = self.version
         for array in (self._expected, self._awaited, self._committed):
@@ -302,16 +312,31 @@ class Protocol(ABC):
 
     def close_round(self, *, now: float) -> RoundRecord:
         """Close the round, make the next global version, and yield what happened."""
-        if not self.is_open or self._opening is None:
+        if not self.is_open:
             raise MisuseError("no round is open")
         self._not_before(now)
         if not self.done and now < self.deadline:
             raise MisuseError(f"round {self.round} still waits for {self._waiting_for} clients until {self.deadline} s")
+        record = self._record(now)
+        self.is_open = False
+        self.now = now
+        self._joined, self._left, self._log, self._sent, self._opening = [], [], [], [], None
+        return record
+
+    def record_so_far(self) -> RoundRecord:
+        """The record of the open round as it stands, where versions are made in mid-round (`answers_arrivals`).
+
+        What it says of an update, the record of the closed round says, too.
+        """
+        if not self.is_open or not self.answers_arrivals:
+            raise MisuseError(f"{self.name} makes no version before a round is closed, or no round is open")
+        return self._record(self.now)
+
+    def _record(self, now: float) -> RoundRecord:
+        assert self._opening is not None
         dispatch, variance = self._opening
-        ended_by = (
-            EndedBy.QUOTA if self._has_enough() else EndedBy.NOBODY_LEFT if not self._waiting_for else EndedBy.DEADLINE
-        )
         quota = self.quota
+        ended_by = self._ended_by()
         events, refusal, late = self._arrivals()
         taken = refusal == Refusal.NONE
         verdict = np.full(len(events), Verdict.REFUSED, dtype=np.int8)
@@ -319,7 +344,7 @@ class Protocol(ABC):
         into = np.full(len(events), -1, dtype=np.int64)
         verdict[taken], weight[taken], into[taken] = self._settle(events.client[taken], late[taken])
         joined = np.concatenate([nobody(), *self._joined])
-        record = RoundRecord(
+        return RoundRecord(
             round=self.round,
             rule=self.rule,
             opened_s=self.opened_s,
@@ -346,10 +371,12 @@ class Protocol(ABC):
             joined_size=self.sizes[joined],
             left=np.concatenate([nobody(), *self._left]),
         )
-        self.is_open = False
-        self.now = now
-        self._joined, self._left, self._log, self._sent, self._opening = [], [], [], [], None
-        return record
+
+    def _ended_by(self) -> EndedBy:
+        """What ends the round, if it is closed now."""
+        if self._has_enough():
+            return EndedBy.QUOTA
+        return EndedBy.DEADLINE if self._waiting_for else EndedBy.NOBODY_LEFT
 
     def _arrivals(self) -> tuple[Events, NDArray[np.int8], NDArray[np.bool_]]:
         """All updates of the round in order of arrival, the refusal of each, and whether it came late."""
@@ -376,7 +403,7 @@ class Protocol(ABC):
     # -- what a protocol says for itself -----------------------------------------------------------------------------
 
     @abstractmethod
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         """Whom to set to work in the round that is being opened."""
 
     def _enough(self, clients: Ids) -> int | None:
@@ -394,7 +421,10 @@ class Protocol(ABC):
 
     @abstractmethod
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
-        """Make the next version; of each good update, say the verdict, its weight and the version that it goes into."""
+        """Make the next version; of each good update, say the verdict, its weight and the version that it goes into.
+
+        Where versions are made in mid-round (`answers_arrivals`), this changes nothing: it may be asked at any time.
+        """
 
     def _uploads(self, arrivals: int) -> int:
         """How many models travelled up in this round."""

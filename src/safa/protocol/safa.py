@@ -53,7 +53,7 @@ class Safa(Protocol):
     def _fresh_client(self) -> dict[str, Any]:
         return super()._fresh_client() | {"_picked_last": False}
 
-    def _invite(self, lottery: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         """Eq. 3: up-to-date and deprecated clients are synchronised, tolerable ones go on."""
         self._priority = 0
         up_to_date = self.active & (self.versions == self.round - 1)

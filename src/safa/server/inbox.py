@@ -1,82 +1,99 @@
-"""Updates that were received instead of trained: in a deployed server, these take the place of a trainer.
+"""Updates that were received, until a version is made of them: in a deployed server, these take the place of training.
 
-The learner asks for updates of one client in the order in which they came in, each at most once, and may pass over some
-(an undrafted update that was overwritten before any aggregation saw it). So a client's updates stand in a queue: the
-one that is asked for is given away, and those before it can never be asked for any more and are dropped. The base
-version tells whether the one in front is meant; it is no key, since under FedBuff and fully local training a client
-commits more than once from the same version.
+The learner asks for the updates of one client in the order in which they came in, each at most once, and says of those
+that it will never ask for. So a client's updates stand in a queue. The base version tells which of them is meant; it is
+no key, since under FedBuff and fully local training a client commits more than once from the same version.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from safa.aggregation.rows import RowTable
 from safa.errors import MisuseError, SafaError
 from safa.protocol.records import Ids
-from safa.training.layout import Layout
 
-__all__ = ["Received"]
+__all__ = ["Inbox"]
 
 
-class Received:
-    """A trainer that trains nothing: it hands out the updates that were kept as they came in.
+class Inbox:
+    """The updates that have come in and are not used yet. Put one in once the protocol has accepted it, in order."""
 
-    Keep an update once the protocol has accepted it, in order of arrival, and no other.
-    """
+    train = None
+    """Nothing is trained here."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self._queues: dict[int, deque[tuple[int, Tensor]]] = {}  # by client: base version and update, oldest first
+    def __init__(self, like: Tensor, *, memory_mb: float) -> None:
+        """`like` is a model as a row."""
+        self._size = like.numel()
+        self._rows = RowTable(like, memory_mb=memory_mb)
+        self._queues: dict[int, deque[tuple[int, int]]] = {}  # by client: base version and row, oldest first
+        self._free = [0]  # numbers of rows that can be used, a heap; the largest of them and all beyond are unused
 
     def __len__(self) -> int:
         """How many updates are kept."""
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._rows.numbers)
 
-    def keep(self, client: int, base: int, row: Tensor) -> None:
-        """Keep a copy of an update, trained from version `base`, until it is asked for or overtaken."""
-        if row.shape != (self.layout.size,):
-            raise SafaError(f"an update of this model has {self.layout.size} numbers, not shape {tuple(row.shape)}")
-        kept = row.detach().to(self.layout.dtype, copy=True)
-        self._queues.setdefault(client, deque()).append((base, kept))
+    def put(self, client: int, base: int, row: Tensor) -> None:
+        """Keep a copy of an update, trained from version `base`, until it is asked for or discarded."""
+        if row.shape != (self._size,):
+            raise SafaError(f"an update of this model has {self._size} numbers, not shape {tuple(row.shape)}")
+        number = heapq.heappop(self._free)
+        if not self._free:
+            self._free.append(number + 1)
+        self._rows.put(np.array([number]), row.detach().unsqueeze(0))
+        self._queues.setdefault(client, deque()).append((base, number))
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int, bases: Ids | None = None) -> Tensor:
-        """The updates [K, d] of these clients from these versions; without `bases`, the oldest of each client.
+    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
+        """The updates [K, d] of these clients from these versions, which are given away; `start` is not needed."""
+        numbers = self._take(clients, bases)
+        rows = self._rows.get(numbers)
+        self._drop(numbers)
+        return rows.to(start)
 
-        They are given away. `start` says where they go (dtype and device); `epochs` has no meaning here.
-        """
-        updates = torch.empty_like(start)
-        wanted = [None] * len(clients) if bases is None else bases.tolist()
-        for place, (client, base) in enumerate(zip(clients.tolist(), wanted, strict=True)):
-            updates[place] = self._take(client, base)
-        return updates
+    def discard(self, clients: Ids, bases: Ids) -> None:
+        """These updates will never be asked for."""
+        self._drop(self._take(clients, bases))
 
-    def _take(self, client: int, base: int | None) -> Tensor:
-        """A client's first update from that version; what came before it is dropped."""
+    def _drop(self, numbers: Ids) -> None:
+        self._rows.drop(numbers.tolist())
+        for number in numbers.tolist():
+            heapq.heappush(self._free, number)
+
+    def _take(self, clients: Ids, bases: Ids) -> Ids:
+        pairs = zip(clients.tolist(), bases.tolist(), strict=True)
+        return np.array([self._first(client, base) for client, base in pairs], dtype=np.int64)
+
+    def _first(self, client: int, base: int) -> int:
+        """The row of a client's first update from that version; what came before it is dropped."""
         queue = self._queues.pop(client, deque())
         while queue:
-            found, row = queue.popleft()
-            if base is None or found == base:
+            found, number = queue.popleft()
+            if found == base:
                 if queue:
                     self._queues[client] = queue
-                return row
+                return number
+            self._drop(np.array([number]))
         raise MisuseError(f"no update of client {client} from version {base} was kept")
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on later; the names are none of the learner's."""
-        kept = [(client, base, row) for client, queue in self._queues.items() for base, row in queue]
-        rows = [row.cpu() for _, _, row in kept]
-        return {
-            "received.client": torch.tensor([client for client, _, _ in kept], dtype=torch.int64),
-            "received.base": torch.tensor([base for _, base, _ in kept], dtype=torch.int64),
-            "received.rows": torch.stack(rows) if rows else torch.empty(0, self.layout.size, dtype=self.layout.dtype),
-        }
+        """Everything needed to continue later besides the rows."""
+        kept = [(client, base, number) for client, queue in self._queues.items() for base, number in queue]
+        return {"inbox": torch.tensor(kept, dtype=torch.int64).reshape(-1, 3)}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state`."""
-        self._queues.clear()
-        numbers = state["received.client"].tolist(), state["received.base"].tolist()
-        for client, base, row in zip(*numbers, state["received.rows"], strict=True):
-            self.keep(client, base, row)
+    def tables(self) -> Mapping[str, RowTable]:
+        """The updates."""
+        return {"inbox": self._rows}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`; the rows have been restored before."""
+        self._queues = {}
+        for client, base, number in state["inbox"].tolist():
+            self._queues.setdefault(client, deque()).append((base, number))
+        used = set(self._rows.numbers.tolist())
+        self._free = [number for number in range(max(used, default=-1) + 2) if number not in used]

@@ -50,7 +50,7 @@ def check_splitting(make: Make, *, seed: int, rounds: int = 5) -> None:
     one_by_one, in_batches = make(sizes), make(sizes)
     played = [_play_round(one_by_one, rng) for _ in range(rounds)]
     for this, following in zip(played, [*played[1:], None], strict=True):
-        in_batches.open_round(now=this.opened_s, lottery=this.lots, expected_s=this.estimates)
+        in_batches.open_round(now=this.opened_s, draws=this.lots, expected_s=this.estimates)
         too_much = this.events if following is None else Events.concatenate([this.events, following.events])
         taken = 0
         for part in _pieces(too_much, rng):
@@ -120,7 +120,7 @@ def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[float, An
     opened_s = max(protocol.now, 0.0) + float(rng.integers(0, 2))
     lots = rng.random(protocol.clients)
     estimates = rng.exponential(10.0, protocol.clients)
-    protocol.open_round(now=opened_s, lottery=lots, expected_s=estimates)
+    protocol.open_round(now=opened_s, draws=lots, expected_s=estimates)
     return opened_s, lots, estimates
 
 

@@ -1,0 +1,134 @@
+"""The server: a protocol, a learner with its aggregator, metrics and a run folder, behind one object.
+
+It is told events and time, and says whom to send what. It does not know whether its clients are real: a simulated fleet
+drives it in virtual time (`safa.simulation`), a deployment in real time (`safa.deploy`). A round goes
+
+    open_round  ->  receive, receive, ...  ->  close_round  ->  commit
+
+Between `close_round` and `commit`, whoever drives it completes the record with what only it can know, such as the bytes
+that were sent. `commit` learns from the round, evaluates, and writes; everything that a round came to is on the disk
+before the next one opens, and a checkpoint as often as it is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safa.analysis import Metrics
+from safa.errors import SafaError
+from safa.protocol import Dispatch, Events, Protocol, Receipt
+from safa.protocol.records import RoundRecord
+from safa.runs import Checkpoint, Run, RunWriter
+from safa.server.protocol_state import protocol_state, restore_protocol
+from safa.streams import stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from safa.server.learner import Learner
+
+__all__ = ["Server"]
+
+_DRAWS = "lottery"  # the stream of the random numbers by which clients are drawn; another name means other numbers
+
+
+class Server:
+    """One federated server. Without a learner it only decides; without a writer it keeps nothing on the disk."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        seed: int,
+        rounds: int,
+        learner: Learner | None = None,
+        writer: RunWriter | None = None,
+        checkpoint_every: int = 1,
+        repeats: bool = False,
+    ) -> None:
+        """`repeats` says that rounds before a checkpoint are simulated again, so that none has to hold the protocol."""
+        self.protocol, self.learner, self.writer = protocol, learner, writer
+        self.seed, self.rounds = seed, rounds
+        self.metrics = Metrics()
+        self.finished = 0
+        """Rounds that were finished before this object took over; where they are repeated, nothing is made of them."""
+        self._checkpoint_every, self._repeats = checkpoint_every, repeats
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def draws(self) -> NDArray[np.float64]:
+        """A random number for every client, by which the next round may draw them."""
+        return stream(self.seed, _DRAWS, self.protocol.round + 1).random(self.protocol.clients)
+
+    def open_round(
+        self, *, now: float, expected_s: ArrayLike, draws: NDArray[np.float64] | None = None
+    ) -> Dispatch:
+        """Open the next round, and say whom to set to work; `expected_s` is how long each client is thought to take."""
+        return self.protocol.open_round(
+            now=now, draws=self.draws() if draws is None else draws, expected_s=expected_s
+        )
+
+    def receive(self, events: Events, *, late: bool = False) -> Receipt:
+        """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it."""
+        return self.protocol.receive(events, late=late)
+
+    def close_round(self, *, now: float) -> RoundRecord:
+        """Close the round; its record is yet to be completed by whoever drives the server, and committed."""
+        return self.protocol.close_round(now=now)
+
+    def commit(self, record: RoundRecord, *, notes: Mapping[str, str] | None = None) -> RoundRecord:
+        """Learn from a closed round, measure it, and write it; it comes back with what was learnt."""
+        if record.round <= self.finished:
+            return record
+        if self.learner is not None:
+            record = self.learner.apply(record)
+        self.metrics.add(record)
+        if self.writer is not None:
+            self.writer.add(record)
+            if self.learner is not None and record.round % self._checkpoint_every == 0 and record.round < self.rounds:
+                self.checkpoint(notes)
+        return record
+
+    def start_model(self, client: int, version: int) -> Tensor:
+        """The model that a client starts from; a version of the open round is made, if it is not there yet."""
+        assert self.learner is not None
+        if version > self.learner.versions.latest:
+            self.learner.apply_so_far(self.protocol.record_so_far())
+        return self.learner.start_of(client, version)
+
+    # -- to be continued later ---------------------------------------------------------------------------------------
+
+    def checkpoint(self, notes: Mapping[str, str] | None = None) -> None:
+        """Write everything that the rounds so far came to; `notes` is what else is to be kept. No round is open."""
+        assert self.writer is not None and self.learner is not None
+        state, kept = self.learner.state(), dict(notes or {})
+        if not self._repeats:
+            arrays, kept["protocol"] = protocol_state(self.protocol)
+            state |= arrays
+        self.writer.checkpoint(self.protocol.round, state, kept, tables=self.learner.tables())
+
+    def resume(self, run: Run, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of a run; nothing on the disk is changed."""
+        if not self._repeats:
+            restore_protocol(self.protocol, checkpoint.state, checkpoint.notes["protocol"])
+            if self.protocol.round != checkpoint.rounds:
+                made, of = checkpoint.rounds, self.protocol.round
+                raise SafaError(f"the checkpoint was made after round {made}, but is of round {of}")
+        if self.learner is not None:
+            self.learner.restore(checkpoint.state, checkpoint.tables)
+        for record in itertools.islice(run.records(), checkpoint.rounds):
+            self.metrics.add(record)
+        self.finished = checkpoint.rounds
+
+    def finish(self, model: dict[str, Tensor] | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Close the folder of a run that has come to its end; its summary comes back."""
+        summary = self.metrics.values() | dict(extra)
+        if self.writer is not None:
+            self.writer.close(summary, model)
+        return summary

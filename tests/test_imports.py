@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"numpy"},
     "simulation": {"numpy", "safa.protocol", "safa.fleet", "safa.runs.settings"},
     "tasks": {"numpy", "torch", "pooch", "requests", "tqdm"},
+    "aggregation": {"numpy", "torch"},
     "learning": {"numpy", "torch", "safa.tasks"},
     "analysis": {"numpy"},
     "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.runs.settings"},

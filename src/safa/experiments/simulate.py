@@ -1,98 +1,69 @@
-"""A whole run: a protocol meets a fleet, and the rounds train a model."""
+"""A whole run: a fleet drives a server through its rounds, and a model is trained."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from safa.analysis import Metrics
 from safa.errors import SafaError
-from safa.fleet import check_sizes, make_fleet
-from safa.protocol import registry
+from safa.fleet import Fleet, check_sizes, make_fleet
+from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
-from safa.runs import Run, RunWriter, load_run
-from safa.runs.settings import Settings
-from safa.simulation import run_rounds
+from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
+from safa.server import Server
+from safa.server.resume import find_checkpoint
+from safa.simulation import drive, run_rounds
 from safa.tasks import UNNAMED, load_problem, problem_of, task_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from safa.server.setup import Learning
     from safa.tasks.problem import Problem
-    from safa.training import Trainer
 
-__all__ = [
-    "CLIENT_METRICS",
-    "Experiment",
-    "Learning",
-    "play",
-    "resume",
-    "simulate",
-    "take_up",
-]
+__all__ = ["Experiment", "resume", "resume_run", "run_to_end", "simulate"]
 
 _DEPLOYED = "deploy.toml"
 
-CLIENT_METRICS: dict[str, str] = {
-    "client_accuracy_mean": "mean accuracy on the clients' own data",
-    "client_accuracy_spread": "its standard deviation over the clients",
-    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
-}
-"""What `eval_clients` adds to the metrics, with what each one says."""
-
 
 class Experiment:
-    """Runs settings to their end, round by round; what it learns can be taken out and put back at any round."""
+    """Runs settings to their end, round by round, and can resume at a checkpoint."""
 
     def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
         """Everything that can be wrong is found here, before the first round."""
         self.settings = settings = _with_threads(settings)
         """Those that were given, with the number of threads that is used."""
-        fleet = make_fleet(settings)
-        self._records = run_rounds(settings, fleet)
-        self._metrics = Metrics()
-        self.finished = 0
-        """Rounds that were done before this object took over."""
-        self._learning = None
-        self._problem = None
+        self._fleet = make_fleet(settings)
+        self._learning: Learning | None = None
+        self._notes: dict[str, str] = {}
+        protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
         if settings.train:
-            self._problem = problem = problem or load_problem(settings.task)
-            check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
-            sizes = np.asarray(fleet.sizes, dtype=np.float64)
-            from safa.training.setup import make_shards
+            problem = problem or load_problem(settings.task)
+            self._learning, self._notes = _learning(settings, problem, self._fleet, protocol), _about(problem)
+        self.server = Server(
+            protocol,
+            seed=settings.seed,
+            rounds=settings.rounds,
+            learner=self._learning.learner if self._learning else None,
+            checkpoint_every=settings.checkpoint_every,
+            notes=lambda: self._notes,
+            repeats=True,
+        )
+        self._records = drive(self.server, self._fleet, settings)
 
-            self._learning = Learning(settings, problem, sizes, shards=make_shards(settings, problem, sizes))
-
-    def resume(self, finished: Iterable[RoundRecord], state: dict[str, Tensor]) -> None:
-        """Go on behind rounds that were finished earlier, with what had been learnt by then."""
-        for record in finished:
-            self._metrics.add(record)
-            self.finished += 1
-        if self._learning is not None:
-            self._learning.learner.restore(state)
+    def resume(self, run: Run, checkpoint: Checkpoint) -> None:
+        """Resume after the rounds of a checkpoint."""
+        self.server.resume(run, checkpoint)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
-        for record in itertools.islice(self._records, self.finished, None):
-            learnt = self._learning.learner.apply(record) if self._learning else record
-            self._metrics.add(learnt)
-            yield learnt
-
-    def state(self) -> dict[str, Tensor]:
-        """What has been learnt so far, as named tensors."""
-        return self._learning.learner.state() if self._learning else {}
-
-    def notes(self) -> dict[str, str]:
-        """What is kept with `state`, so that it is not taken up with another problem."""
-        return _about(self._problem) if self._problem else {}
+        return (record for record in self._records if record.round > self.server.finished)
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""
@@ -101,19 +72,24 @@ class Experiment:
     def summary(self) -> dict[str, Any]:
         """The metrics of the rounds so far."""
         extra = self._learning.per_client() if self._learning and self.settings.eval_clients else {}
-        return self._metrics.values() | extra
+        return self.server.metrics.values() | extra
 
 
-def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
+def _learning(settings: Settings, problem: Problem, fleet: Fleet, protocol: Protocol) -> Learning:
+    """What the server of a simulation learns with: clients that hold their shards of the data."""
+    from safa.server.setup import Learning
+    from safa.training.setup import make_shards
+
+    check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
+    shards = make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
+    return Learning(settings, problem, protocol, shards=shards)
+
+
+def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
     """Run an experiment to its end, a record a round, and write its folder as it goes."""
-    settings = experiment.settings
+    experiment.server.writer = writer
     try:
-        for record in experiment.rounds():
-            if writer is not None:
-                writer.add(record)
-                if settings.train and record.round % settings.checkpoint_every == 0 and record.round < settings.rounds:
-                    writer.checkpoint(record.round, experiment.state(), experiment.notes())
-            yield record
+        yield from experiment.rounds()
     except BaseException:
         if writer is not None:
             writer.close()
@@ -122,46 +98,43 @@ def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundReco
         writer.close(experiment.summary(), experiment.model())
 
 
-def take_up(
+def resume_run(
     folder: str | Path,
     problem: str | Problem | None = None,
     *,
     tell: Callable[[str], object] = warnings.warn,
     how: Callable[[str], str] = lambda task: f"safa.resume(folder, {task!r})",
 ) -> tuple[Experiment, RunWriter]:
-    """An experiment that goes on where the run in this folder was stopped.
+    """An experiment that continues where the run in this folder was stopped.
 
     Nothing in the folder is changed before everything has been read and checked. `tell` is given a sentence for every
     checkpoint that could not be used.
     """
     run = load_run(folder)
     if (Path(folder) / _DEPLOYED).exists():
-        raise SafaError(f"the run in {folder} is a deployment; safa deploy server (or local) --resume {folder} goes on")
-    if run.summary is not None:
-        raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
-    there = sum(1 for _ in run.records()) if run.has_rounds() else 0
-    found = run.load_checkpoint(most=there)
-    if found.other_settings:
-        raise SafaError(found.problems[-1])
-    if there and not found.rounds:
+        raise SafaError(f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}")
+    found = find_checkpoint(run)
+    if run.has_rounds() and not found.rounds:
         _check_first_round(run)
     chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
     experiment = Experiment(run.settings, chosen)
     if found.rounds:
-        experiment.resume(itertools.islice(run.records(), found.rounds), found.state)
-    writer = RunWriter.resume(run, found.rounds)
-    from_there = f"goes on behind round {found.rounds}" if found.rounds else "starts again from its beginning"
+        experiment.resume(run, found)
+    writer = RunWriter.resume(run, found)
     for sentence in found.problems:
-        tell(f"{sentence}; the run {from_there}")
+        tell(f"{sentence}; {f'resuming after round {found.rounds}' if found.rounds else 'starting again from round 1'}")
     return experiment, writer
 
 
 def _check_first_round(run: Run) -> None:
     """Complain about rounds that would be lost if the run was begun again, because its settings give others."""
+    there = next(run.records(), None)
+    if there is None:
+        return
     if run.clients_at_start() == run.settings.clients:
-        there, again = next(run.records()), next(run_rounds(run.settings))
+        again = next(run_rounds(run.settings))
         if replace(there, loss=None, accuracy=None, diverged=0).to_json() == again.to_json():
             return
     raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")
@@ -187,13 +160,13 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
 
 
 def resume(folder: str | Path, problem: str | Problem | None = None) -> Run:
-    """Go on with the run in a folder where it was stopped, to its end, and return it.
+    """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
     built in: the problem itself, or its name as `package.module:attribute`.
     """
-    experiment, writer = take_up(folder, problem)
-    for _ in play(experiment, writer):
+    experiment, writer = resume_run(folder, problem)
+    for _ in run_to_end(experiment, writer):
         pass
     return load_run(folder)
 
@@ -217,7 +190,7 @@ def simulate(
     experiment = Experiment(chosen, problem)
     chosen = experiment.settings
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
-    records = list(play(experiment, writer))
+    records = list(run_to_end(experiment, writer))
     return Run(
         settings=chosen,
         summary=experiment.summary(),
@@ -234,64 +207,3 @@ def _with_threads(settings: Settings) -> Settings:
     import torch
 
     return replace(settings, threads=torch.get_num_threads())
-
-
-class Learning:
-    """The learning side of a run: a learner, what it trains with and what it is judged by.
-
-    It computes with as many threads as the settings say; where they say 0, with as many as torch has.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        problem: Problem,
-        sizes: NDArray[np.float64],
-        *,
-        shards: Sequence[NDArray[np.int64]] = (),
-        trainer: Trainer | None = None,
-    ) -> None:
-        """`sizes` are n_k of the clients at the start. They train on `shards`, or by a `trainer` of another kind."""
-        import torch
-
-        from safa.server.learner import Learner
-        from safa.training import Evaluator, torch_threads
-        from safa.training.setup import find_device, trainer_of
-
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-        device = find_device(settings.device)
-        self._threads = settings.threads
-        with torch_threads(settings.threads):
-            if trainer is None:
-                trainer = trainer_of(settings, problem, shards, device)
-            module = problem.start_model(settings.seed)
-            self._shards = shards
-            self._layout = trainer.layout
-            self._evaluator = Evaluator(problem, device=device)
-            self.learner = Learner(
-                trainer,
-                self._evaluator,
-                self._layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device),
-                sizes,
-                rule=registry.find(settings.protocol).rule,
-                epochs=settings.epochs,
-                eval_every=settings.eval_every,
-                keep_best=settings.keep_best,
-                warm_start=settings.warm_start,
-                memory_mb=settings.memory_mb,
-                threads=settings.threads,
-            )
-
-    def model(self) -> dict[str, Tensor]:
-        """The latest global model, as a module's state."""
-        return {name: tensor.contiguous().cpu() for name, tensor in self._layout.state(self.learner.model).items()}
-
-    def per_client(self) -> dict[str, float]:
-        """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
-        from safa.training import torch_threads
-
-        with torch_threads(self._threads):
-            accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
-        worst = accuracies[: max(1, len(accuracies) // 10)]
-        values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
-        return dict(zip(CLIENT_METRICS, values, strict=True))

@@ -114,6 +114,14 @@ class Settings:
         group=_WORK, choices=AVERAGINGS,
     )  # fmt: skip
 
+    aggregator: str = option(
+        "auto", "what makes the global model of the updates; auto: the protocol's own; `safa aggregators` lists them",
+        group=_WORK,
+    )  # fmt: skip
+    server_optimiser: str = option(
+        "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_WORK
+    )
+
     crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
     fault_model: str = option(
         "attempt", "whether a client is struck once per attempt or once per round (causal clock)", group=_WORLD,

@@ -1,1 +1,5 @@
 """The server: a protocol, an aggregator, a source of updates, metrics and a run folder, told events and time."""
+
+from safa.server.server import Server
+
+__all__ = ["Server"]

@@ -13,9 +13,8 @@ before the next one opens, and a checkpoint as often as it is wanted.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,15 +49,19 @@ class Server:
         learner: Learner | None = None,
         writer: RunWriter | None = None,
         checkpoint_every: int = 1,
+        notes: Callable[[], Mapping[str, str]] = dict,
         repeats: bool = False,
     ) -> None:
-        """`repeats` says that rounds before a checkpoint are simulated again, so that none has to hold the protocol."""
+        """`notes` gives what else a checkpoint is to hold, as text by name.
+
+        `repeats` says that rounds before a checkpoint are simulated again, so that none has to hold the protocol.
+        """
         self.protocol, self.learner, self.writer = protocol, learner, writer
         self.seed, self.rounds = seed, rounds
         self.metrics = Metrics()
         self.finished = 0
         """Rounds that were finished before this object took over; where they are repeated, nothing is made of them."""
-        self._checkpoint_every, self._repeats = checkpoint_every, repeats
+        self._checkpoint_every, self._notes, self._repeats = checkpoint_every, notes, repeats
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -82,7 +85,7 @@ class Server:
         """Close the round; its record is yet to be completed by whoever drives the server, and committed."""
         return self.protocol.close_round(now=now)
 
-    def commit(self, record: RoundRecord, *, notes: Mapping[str, str] | None = None) -> RoundRecord:
+    def commit(self, record: RoundRecord) -> RoundRecord:
         """Learn from a closed round, measure it, and write it; it comes back with what was learnt."""
         if record.round <= self.finished:
             return record
@@ -92,7 +95,7 @@ class Server:
         if self.writer is not None:
             self.writer.add(record)
             if self.learner is not None and record.round % self._checkpoint_every == 0 and record.round < self.rounds:
-                self.checkpoint(notes)
+                self.checkpoint()
         return record
 
     def start_model(self, client: int, version: int) -> Tensor:
@@ -104,10 +107,11 @@ class Server:
 
     # -- to be continued later ---------------------------------------------------------------------------------------
 
-    def checkpoint(self, notes: Mapping[str, str] | None = None) -> None:
-        """Write everything that the rounds so far came to; `notes` is what else is to be kept. No round is open."""
-        assert self.writer is not None and self.learner is not None
-        state, kept = self.learner.state(), dict(notes or {})
+    def checkpoint(self) -> None:
+        """Write everything that the rounds so far came to. No round is open."""
+        assert self.writer is not None
+        assert self.learner is not None
+        state, kept = self.learner.state(), dict(self._notes())
         if not self._repeats:
             arrays, kept["protocol"] = protocol_state(self.protocol)
             state |= arrays
@@ -125,10 +129,3 @@ class Server:
         for record in itertools.islice(run.records(), checkpoint.rounds):
             self.metrics.add(record)
         self.finished = checkpoint.rounds
-
-    def finish(self, model: dict[str, Tensor] | None, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Close the folder of a run that has come to its end; its summary comes back."""
-        summary = self.metrics.values() | dict(extra)
-        if self.writer is not None:
-            self.writer.close(summary, model)
-        return summary

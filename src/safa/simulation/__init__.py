@@ -2,6 +2,6 @@
 
 from safa.simulation.causal import causal_rounds
 from safa.simulation.paper import paper_rounds
-from safa.simulation.run import run_rounds
+from safa.simulation.run import drive, run_rounds
 
-__all__ = ["causal_rounds", "paper_rounds", "run_rounds"]
+__all__ = ["causal_rounds", "drive", "paper_rounds", "run_rounds"]

@@ -16,8 +16,8 @@ import numpy as np
 
 from safa.errors import SafaError
 from safa.fleet import Fleet
-from safa.protocol import Protocol
 from safa.protocol.records import RoundRecord
+from safa.server.server import Server
 from safa.simulation.devices import Devices
 from safa.simulation.edge import complete_record, open_round
 from safa.simulation.link import ServerLink
@@ -26,28 +26,25 @@ __all__ = ["causal_rounds"]
 
 
 def causal_rounds(
-    protocol: Protocol,
+    server: Server,
     fleet: Fleet,
     *,
-    rounds: int,
-    seed: int,
     detection_delay_s: float = 60.0,
     keep_progress: bool = True,
     estimate_error: float = 0.0,
 ) -> Iterator[RoundRecord]:
-    """Run a protocol on a fleet in causal time, a record a round."""
+    """A fleet drives a server in causal time, a record a round."""
+    protocol = server.protocol
     devices = Devices(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
     link = ServerLink(fleet.copy_s)
     now = 0.0
-    for _ in range(rounds):
-        dispatch = open_round(
-            protocol, now=now, seed=seed, duration_s=fleet.turnaround_s, estimate_error=estimate_error
-        )
+    for _ in range(server.rounds):
+        dispatch = open_round(server, now=now, duration_s=fleet.turnaround_s, estimate_error=estimate_error)
         begin_s = link.broadcast(len(dispatch.sync), now=now)
         devices.open_round(dispatch, protocol.versions, now=now, begin_s=begin_s)
-        now = _play_round(protocol, fleet, devices, link)
-        record = protocol.close_round(now=now)
-        yield complete_record(
+        now = _run_round(server, fleet, devices, link)
+        record = server.close_round(now=now)
+        record = complete_record(
             record,
             fleet,
             closed_s=now,
@@ -56,9 +53,10 @@ def causal_rounds(
             work_done=devices.work_done,
             work_lost=devices.work_lost,
         )
+        yield server.commit(record)
 
 
-def _play_round(protocol: Protocol, fleet: Fleet, devices: Devices, link: ServerLink) -> float:
+def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink) -> float:
     """Feed the open round what the server hears, in order, and return when to close it.
 
     Where arrivals are answered at once, a batch spans less time than the fastest client's turnaround, so that no answer
@@ -66,6 +64,7 @@ def _play_round(protocol: Protocol, fleet: Fleet, devices: Devices, link: Server
     is over. That loss is told at the end of the batch; since the batch's last client is still awaited then, it cannot
     be the one that ends the round any earlier.)
     """
+    protocol = server.protocol
     within_s = float(fleet.turnaround_s.min()) if protocol.answers_arrivals else math.inf
     while not protocol.done:
         events = devices.pending(protocol.deadline, most=2 * protocol.quota + 1000, within_s=within_s)
@@ -77,7 +76,7 @@ def _play_round(protocol: Protocol, fleet: Fleet, devices: Devices, link: Server
                 )
             return protocol.deadline
         events = replace(events, at_s=np.maximum(events.at_s, protocol.now))
-        receipt = protocol.receive(events)
+        receipt = server.receive(events)
         heard = events[: receipt.consumed]
         devices.heard(heard, receipt.accepted)
         if len(receipt.sync):

@@ -1,4 +1,4 @@
-"""What both clocks do at the two ends of a round: bring the lots and estimates, and complete the record."""
+"""What both clocks do at the two ends of a round: estimate how long clients take, and complete the record."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.fleet import Fleet
-from safa.protocol import Dispatch, Protocol
+from safa.protocol import Dispatch
 from safa.protocol.records import Ids, RoundRecord
+from safa.server.server import Server
 from safa.streams import stream
 
 __all__ = ["complete_record", "open_round"]
@@ -17,19 +18,16 @@ __all__ = ["complete_record", "open_round"]
 _BYTES_PER_MEGABYTE = 1e6
 
 
-def open_round(
-    protocol: Protocol, *, now: float, seed: int, duration_s: NDArray[np.float64], estimate_error: float
-) -> Dispatch:
-    """Open the next round with lots drawn for it and the clients' durations as a server would guess them.
+def open_round(server: Server, *, now: float, duration_s: NDArray[np.float64], estimate_error: float) -> Dispatch:
+    """Open the next round with the clients' durations as a server would guess them.
 
     A guess is off by a factor whose logarithm has the standard deviation `estimate_error`.
     """
-    number, clients = protocol.round + 1, len(duration_s)
+    number, clients = server.protocol.round + 1, len(duration_s)
     expected_s = duration_s
     if estimate_error:
-        expected_s = duration_s * np.exp(estimate_error * stream(seed, "estimate", number).normal(size=clients))
-    lottery = stream(seed, "lottery", number).random(clients)
-    return protocol.open_round(now=now, lottery=lottery, expected_s=expected_s)
+        expected_s = duration_s * np.exp(estimate_error * stream(server.seed, "estimate", number).normal(size=clients))
+    return server.open_round(now=now, expected_s=expected_s)
 
 
 def complete_record(

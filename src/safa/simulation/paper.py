@@ -28,43 +28,44 @@ from safa.errors import SafaError
 from safa.fleet import Fleet
 from safa.protocol import Events, FedAvg, FedCS, Local, Protocol, Safa
 from safa.protocol.records import Ids, RoundRecord
+from safa.server.server import Server
 from safa.simulation.edge import complete_record, open_round
 
 __all__ = ["paper_rounds"]
 
 
-def paper_rounds(
-    protocol: Protocol, fleet: Fleet, *, rounds: int, seed: int, estimate_error: float = 0.0
-) -> Iterator[RoundRecord]:
-    """Run a protocol on a fleet under the paper clock, a record a round; what does not fit is said at once."""
+def paper_rounds(server: Server, fleet: Fleet, *, estimate_error: float = 0.0) -> Iterator[RoundRecord]:
+    """A fleet drives a server under the paper clock, a record a round; what does not fit is said at once."""
+    protocol = server.protocol
     if type(protocol) not in (Safa, FedAvg, FedCS, Local):
         raise SafaError(
             f"the paper clock knows safa, fedavg, fedcs and local only; run {protocol.name} with clock = causal"
         )
     if fleet.faults.has_trace:
         raise SafaError("the paper clock knows no availability trace; use clock = causal")
-    return _rounds(protocol, fleet, rounds, seed, estimate_error)
+    return _rounds(server, fleet, estimate_error)
 
 
-def _rounds(protocol: Protocol, fleet: Fleet, rounds: int, seed: int, estimate_error: float) -> Iterator[RoundRecord]:
+def _rounds(server: Server, fleet: Fleet, estimate_error: float) -> Iterator[RoundRecord]:
+    protocol = server.protocol
     fastest_first = np.argsort(-fleet.speeds, kind="stable")
     too_slow = fleet.train_s > protocol.round_limit_s
     now = 0.0
-    for number in range(1, rounds + 1):
+    for number in range(1, server.rounds + 1):
         dispatch = open_round(
-            protocol, now=now, seed=seed, duration_s=fleet.train_s + fleet.up_s, estimate_error=estimate_error
+            server, now=now, duration_s=fleet.train_s + fleet.up_s, estimate_error=estimate_error
         )
         struck, point = fleet.faults.draw(number)
         at_work = np.zeros(len(fleet), dtype=np.bool_)
         at_work[dispatch.sync] = at_work[dispatch.resume] = True
         finishing = fastest_first[(at_work & ~struck)[fastest_first]]
         crashed = np.flatnonzero(at_work & struck)
-        _feed(protocol, finishing, too_slow, crashed, now)
-        record = protocol.close_round(now=now)
+        _feed(server, finishing, too_slow, crashed, now)
+        record = server.close_round(now=now)
         distribution_s = len(dispatch.sync) * fleet.copy_s
         work_done, work_lost = _work(protocol, fleet, record, at_work, struck, point, dispatch.dropped)
         now += distribution_s + _wait_s(protocol, fleet, record, np.flatnonzero(at_work), crashed)
-        yield complete_record(
+        record = complete_record(
             record,
             fleet,
             arrival_s=record.opened_s + distribution_s + fleet.turnaround_s[record.client],
@@ -74,17 +75,19 @@ def _rounds(protocol: Protocol, fleet: Fleet, rounds: int, seed: int, estimate_e
             work_done=work_done,
             work_lost=work_lost,
         )
+        yield server.commit(record)
 
 
-def _feed(protocol: Protocol, finishing: Ids, too_slow: NDArray[np.bool_], crashed: Ids, now: float) -> None:
-    """Tell the protocol the round: updates by speed, then those that cannot be picked any more, then the losses."""
+def _feed(server: Server, finishing: Ids, too_slow: NDArray[np.bool_], crashed: Ids, now: float) -> None:
+    """Tell the server the round: updates by speed, then those that cannot be picked any more, then the losses."""
+    protocol = server.protocol
     in_time = finishing[~too_slow[finishing]] if protocol.has_bypass else finishing
-    receipt = protocol.receive(Events.arrivals(in_time, protocol.versions[in_time], at_s=now))
+    receipt = server.receive(Events.arrivals(in_time, protocol.versions[in_time], at_s=now))
     if protocol.has_bypass:
         late = np.concatenate([in_time[receipt.consumed :], finishing[too_slow[finishing]]])
-        protocol.receive(Events.arrivals(late, protocol.versions[late], at_s=now), late=True)
+        server.receive(Events.arrivals(late, protocol.versions[late], at_s=now), late=True)
     if not protocol.done:
-        protocol.receive(Events.losses(crashed, at_s=now))
+        server.receive(Events.losses(crashed, at_s=now))
 
 
 def _wait_s(protocol: Protocol, fleet: Fleet, record: RoundRecord, at_work: Ids, crashed: Ids) -> float:

@@ -5,13 +5,14 @@ from safa.training.evaluation import Evaluator
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser
 from safa.training.threads import torch_threads
-from safa.training.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
+from safa.training.trainer import BatchedTrainer, LocalTraining, SerialTrainer, Trainer, make_trainer
 
 __all__ = [
     "Attempt",
     "BatchedTrainer",
     "Evaluator",
     "Layout",
+    "LocalTraining",
     "Optimiser",
     "SerialTrainer",
     "Trainer",

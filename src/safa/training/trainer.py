@@ -6,9 +6,9 @@ client's own samples in their given order, in mini-batches of B, without shuffli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from safa.training.kernels import Kernel, Step
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser, RowOptimiser
 
-__all__ = ["BatchedTrainer", "Group", "SerialTrainer", "Trainer", "make_trainer"]
+__all__ = ["BatchedTrainer", "Group", "LocalTraining", "SerialTrainer", "Trainer", "make_trainer"]
 
 Shards = Sequence[NDArray[np.int64]]
 """For every client, which training samples are its own, in the order in which it goes through them."""
@@ -35,6 +35,36 @@ class Trainer(Protocol):
 
     def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
         """The updates [K, d] of these K clients, who start from the rows of `start` [K, d]."""
+
+
+class LocalTraining:
+    """The updates of simulated clients, which are trained when they are asked for."""
+
+    def __init__(self, trainer: Trainer, *, epochs: int) -> None:
+        """Every update takes so many epochs."""
+        self._trainer, self._epochs = trainer, epochs
+
+    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
+        """The updates [K, d] of these clients, who start from the rows of `start`."""
+        return self._trainer.train(clients, start, epochs=self._epochs)
+
+    def train(self, clients: Ids, start: Tensor, epochs: int) -> Tensor:
+        """The same with another number of epochs."""
+        return self._trainer.train(clients, start, epochs=epochs)
+
+    def discard(self, clients: Ids, bases: Ids) -> None:
+        """These updates will never be asked for: there is nothing to do."""
+
+    def state(self) -> dict[str, Tensor]:
+        """There is nothing to be kept."""
+        return {}
+
+    def tables(self) -> dict[str, Any]:
+        """There are no rows to be kept."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """There was nothing to be kept."""
 
 
 class SerialTrainer:

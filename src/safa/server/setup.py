@@ -1,0 +1,89 @@
+"""The learning side of a run, from its settings: start model, aggregator, source of updates, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.aggregation import Aggregator, registry
+from safa.protocol import Protocol
+from safa.runs import Settings
+from safa.server.inbox import Inbox
+from safa.server.learner import Learner, UpdateSource
+from safa.training import Evaluator, Layout, LocalTraining, torch_threads
+from safa.training.setup import find_device, trainer_of
+
+if TYPE_CHECKING:
+    from safa.tasks.problem import Problem
+
+__all__ = ["CLIENT_METRICS", "Learning", "make_aggregator"]
+
+CLIENT_METRICS: dict[str, str] = {
+    "client_accuracy_mean": "mean accuracy on the clients' own data",
+    "client_accuracy_spread": "its standard deviation over the clients",
+    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
+}
+"""What `eval_clients` adds to the metrics, with what each one says."""
+
+
+def make_aggregator(settings: Settings, protocol: Protocol) -> Aggregator:
+    """The aggregator that the settings ask for, inside the server's optimiser; what makes no sense is refused."""
+    name = protocol.aggregator if settings.aggregator == "auto" else settings.aggregator
+    registry.check(registry.find(name), protocol.rule, protocol=protocol.name, several=not protocol.one_by_one)
+    aggregator = registry.build(name, settings.values(), settings.aggregator_options)
+    if settings.server_optimiser == "none":
+        return aggregator
+    return registry.build_optimiser(settings.server_optimiser, aggregator, settings.values())
+
+
+class Learning:
+    """What a server learns with. It computes with as many threads as the settings say; where 0, as torch has."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        problem: Problem,
+        protocol: Protocol,
+        *,
+        shards: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:
+        """Clients are simulated and train on `shards`, or, without, deployed and send their updates to the `inbox`."""
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+        device = find_device(settings.device)
+        self._threads, self._shards = settings.threads, shards or ()
+        module = problem.start_model(settings.seed)
+        self.layout = Layout(module)
+        start = self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device)
+        with torch_threads(settings.threads):
+            self.inbox = Inbox(start, memory_mb=settings.memory_mb)
+            source: UpdateSource = self.inbox
+            if shards is not None:
+                source = LocalTraining(trainer_of(settings, problem, shards, device), epochs=settings.epochs)
+            self._evaluator = Evaluator(problem, device=device)
+            self.learner = Learner(
+                source,
+                make_aggregator(settings, protocol),
+                start,
+                np.asarray(protocol.sizes, dtype=np.float64),
+                evaluate=self._evaluator.evaluate,
+                eval_every=settings.eval_every,
+                memory_mb=settings.memory_mb,
+                threads=settings.threads,
+            )
+
+    def model(self) -> dict[str, Tensor]:
+        """The latest global model, as a module's state."""
+        return {name: tensor.contiguous().cpu() for name, tensor in self.layout.state(self.learner.model).items()}
+
+    def per_client(self) -> dict[str, float]:
+        """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
+        with torch_threads(self._threads):
+            accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
+        worst = accuracies[: max(1, len(accuracies) // 10)]
+        values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
+        return dict(zip(CLIENT_METRICS, values, strict=True))

@@ -21,7 +21,7 @@ from safa.aggregation.rows import Versions
 from safa.server.learner import Learner
 from safa.server.store import Cache, GlobalModels
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
-from safa.settings import Settings
+from safa.runs.settings import Settings
 from safa.simulation import make_fleet, run_rounds
 from tests.aggregation.steps import ids
 

@@ -1,6 +1,6 @@
 """Metrics and theory, from records alone."""
 
 from safa.analysis.client_map import ClientMap, State
-from safa.analysis.metrics import METRICS, Metrics, jain_index, measure
+from safa.analysis.metrics import CLIENT_METRICS, METRICS, Metrics, jain_index, measure
 
-__all__ = ["METRICS", "ClientMap", "Metrics", "State", "jain_index", "measure"]
+__all__ = ["CLIENT_METRICS", "METRICS", "ClientMap", "Metrics", "State", "jain_index", "measure"]

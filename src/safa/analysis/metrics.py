@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from safa.protocol.records import RoundRecord, Verdict
 
-__all__ = ["METRICS", "Metrics", "jain_index", "measure"]
+__all__ = ["CLIENT_METRICS", "METRICS", "Metrics", "jain_index", "measure"]
 
 METRICS: dict[str, str] = {
     "round_length_s": "mean length of a round (Eq. 17)",
@@ -34,6 +34,13 @@ METRICS: dict[str, str] = {
     "last_loss": "loss of the last model",
 }
 """The metrics by name, with what each one says."""
+
+CLIENT_METRICS: dict[str, str] = {
+    "client_accuracy_mean": "mean accuracy on the clients' own data",
+    "client_accuracy_spread": "its standard deviation over the clients",
+    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
+}
+"""What `eval_clients` adds to the metrics, with what each one says."""
 
 
 class Metrics:

@@ -26,7 +26,7 @@ from safa.cli.deploy import add_deploy
 from safa.cli.reproduce import add_bias, add_reproduce
 from safa.cli.show import print_rows, print_summary, with_progress
 from safa.errors import SafaError
-from safa.experiments.simulate import Experiment, play, take_up
+from safa.experiments.simulate import Experiment, resume_run, run_to_end
 from safa.experiments.sweep import combinations, run_sweep
 from safa.fleet import make_fleet
 from safa.paper.collect import RESULTS
@@ -199,9 +199,9 @@ def _run(arguments: argparse.Namespace) -> None:
     settings = experiment.settings
     if settings.train and settings.keep_best and not arguments.quiet:
         print("safa: keep_best peeks at the test set; use it for reproduction only", file=sys.stderr)
-    finished = experiment.finished
+    finished = experiment.server.finished
     try:
-        rounds = play(experiment, writer)
+        rounds = run_to_end(experiment, writer)
         for record in with_progress(rounds, settings.rounds, "rounds", quiet=arguments.quiet, done=finished):
             finished = record.round
     except KeyboardInterrupt:
@@ -235,7 +235,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | Non
     def tell(sentence: str) -> None:
         print(f"safa: {sentence}", file=sys.stderr)
 
-    return take_up(
+    return resume_run(
         arguments.resume, arguments.task, tell=tell, how=lambda task: f"safa run {task} --resume {arguments.resume}"
     )
 

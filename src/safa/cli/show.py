@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from safa.analysis import METRICS
-from safa.experiments.simulate import CLIENT_METRICS
+from safa.analysis import CLIENT_METRICS, METRICS
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.experiments.simulate import Learning
 from safa.fleet import make_fleet
+from safa.protocol import build
 from safa.runs import Run
+from safa.server import Server
 from safa.tasks import problem_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def replay(
     _check_model(run, problem)
     if shards is None and run.roster() is None and first != settings.clients:
         raise SafaError(f"the rounds of this run began with {first} clients, but its settings say {settings.clients}")
+    from safa.server.setup import Learning
     from safa.training.setup import make_shards
 
     sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
@@ -60,10 +62,12 @@ def replay(
         raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")
     if first != len(sizes):
         sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
-    learning = Learning(settings, problem, sizes, shards=given)
+    protocol = build(settings.protocol, sizes, settings.values(), settings.protocol_options)
+    learning = Learning(settings, problem, protocol, shards=given)
+    server = Server(protocol, seed=settings.seed, rounds=settings.rounds, learner=learning.learner)
     for record in run.records():
         try:
-            learning.learner.apply(record)
+            server.commit(record)
         except (KeyError, IndexError) as missing:
             what = "it builds on a model that the rounds before it did not make"
             raise SafaError(f"round {record.round} cannot be replayed: {what}") from missing

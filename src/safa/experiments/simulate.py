@@ -112,7 +112,9 @@ def resume_run(
     """
     run = load_run(folder)
     if (Path(folder) / _DEPLOYED).exists():
-        raise SafaError(f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}")
+        raise SafaError(
+            f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}"
+        )
     found = find_checkpoint(run)
     if run.has_rounds() and not found.rounds:
         _check_first_round(run)
@@ -122,7 +124,7 @@ def resume_run(
     experiment = Experiment(run.settings, chosen)
     if found.rounds:
         experiment.resume(run, found)
-    writer = RunWriter.resume(run, found)
+    writer = RunWriter.resume(run, found.rounds)
     for sentence in found.problems:
         tell(f"{sentence}; {f'resuming after round {found.rounds}' if found.rounds else 'starting again from round 1'}")
     return experiment, writer

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safa.analysis import METRICS
+from safa.analysis import CLIENT_METRICS, METRICS
 from safa.errors import SafaError
-from safa.experiments.simulate import CLIENT_METRICS, Experiment
+from safa.experiments.simulate import Experiment
 from safa.experiments.workers import pool
 from safa.fleet import check_sizes, make_fleet
 from safa.runs.settings import Settings, refuse_unused

@@ -22,6 +22,7 @@ from safa.analysis.contributions import contributions
 from safa.errors import SafaError
 from safa.fleet import Faults, Fleet
 from safa.protocol import FedAvg, Safa
+from safa.server import Server
 from safa.simulation import paper_rounds
 from safa.streams import stream
 
@@ -106,8 +107,8 @@ def sample_chances(
     seen = np.zeros((2, 2, repetitions, rounds))
     for nth, own_seed in enumerate(stream(seed, "bias").integers(2**63, size=repetitions).tolist()):
         world = replace(fleet, faults=Faults(clients, seed=own_seed, crash_rate=rates, model="round"))
-        server = {"safa": Safa, "fedavg": FedAvg}[protocol](fleet.sizes, fraction=fraction)
-        records = list(paper_rounds(server, world, rounds=rounds, seed=own_seed))
+        rules = {"safa": Safa, "fedavg": FedAvg}[protocol](fleet.sizes, fraction=fraction)
+        records = list(paper_rounds(Server(rules, seed=own_seed, rounds=rounds), world))
         picked += sum(len(record.picked) for record in records)
         found = contributions(records, watched)
         for way, hits in enumerate((found.direct, found.bypass)):

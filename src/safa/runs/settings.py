@@ -233,6 +233,8 @@ class Settings:
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)
     """Whether a model is trained, or the rounds are simulated only."""
+    aggregator_options: Mapping[str, Any] = field(default_factory=dict)
+    """The own settings of another package's aggregator, by the names of its parameters."""
     protocol_options: Mapping[str, Any] = field(default_factory=dict)
     """A protocol's own settings, by the names of its parameters: those that are not filled from this run's settings."""
 
@@ -295,20 +297,28 @@ class Settings:
         check_partition(self.partition)
 
     def _take_options(self) -> None:
-        """Check the protocol's own settings; one that it shares with the run is the run's setting of that name."""
-        if not isinstance(self.protocol_options, Mapping):
-            raise SafaError(f"protocol_options must be settings by name, not {self.protocol_options!r}")
+        """Check the own settings of protocol and aggregator, of which those behind "aggregator." are the latter's.
+
+        One that a protocol shares with the run is the run's setting of that name.
+        """
+        for table in _TABLES:
+            if not isinstance(getattr(self, table), Mapping):
+                raise SafaError(f"{table} must be settings by name, not {getattr(self, table)!r}")
         protocol = registry.find(self.protocol)
         known, shared = registry.parameters(protocol), registry.shared(protocol)
-        own = dict(self.protocol_options)
-        for name, value in self.protocol_options.items():
-            if name not in known:
+        own, aggregator = dict(self.protocol_options), dict(self.aggregator_options)
+        for name in self.protocol_options:
+            if name.startswith(_AGGREGATOR):
+                aggregator[name.removeprefix(_AGGREGATOR)] = own.pop(name)
+            elif name not in known:
                 raise SafaError(f"{self.protocol} has no setting {name!r}; it has {', '.join(known)}")
-            if name in shared and name in _OPTIONS:
+            elif name in shared and name in _OPTIONS:
                 object.__setattr__(self, name, own.pop(name))
-            elif not _is_plain(value):
+        for name, value in (*own.items(), *aggregator.items()):
+            if not _is_plain(value):
                 raise SafaError(f"{name} must be a number, true, false, text or a list of these, not {value!r}")
         object.__setattr__(self, "protocol_options", own)
+        object.__setattr__(self, "aggregator_options", aggregator)
 
     def unmet(self, name: str) -> list[str]:
         """Why a setting has no effect in this run, a sentence for each reason; none if it has an effect."""
@@ -327,22 +337,22 @@ class Settings:
 
     def values(self) -> dict[str, Any]:
         """All settings by name; a protocol's own settings are called `protocol.NAME`."""
-        run = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "protocol_options"}
-        return run | {f"protocol.{name}": value for name, value in self.protocol_options.items()}
+        run = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _TABLES}
+        return run | {
+            f"{kind}.{name}": value for table, kind in _TABLES.items() for name, value in getattr(self, table).items()
+        }
 
     def to_toml(self) -> str:
         """A config file that says everything needed to run this again."""
         lines = [
             f"{item.name} = {as_toml(getattr(self, item.name))}"
             for item in fields(self)
-            if item.name != "protocol_options" and getattr(self, item.name) is not None
+            if item.name not in _TABLES and getattr(self, item.name) is not None
         ]
-        if self.protocol_options:
-            lines += [
-                "",
-                "[protocol_options]",
-                *(f"{name} = {as_toml(v)}" for name, v in self.protocol_options.items()),
-            ]
+        for table in _TABLES:
+            options = getattr(self, table)
+            if options:
+                lines += ["", f"[{table}]", *(f"{name} = {as_toml(v)}" for name, v in options.items())]
         return "\n".join(lines) + "\n"
 
     @staticmethod
@@ -361,6 +371,9 @@ class Settings:
         return found
 
 
+_AGGREGATOR = "aggregator."
+_TABLES = {"protocol_options": "protocol", "aggregator_options": "aggregator"}
+"""Settings that are tables of the own settings of a protocol or an aggregator, and what their names are put behind."""
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}
 _OF_EVERY_RUN = ("rounds",)
 """Settings that some protocol takes, and that every run uses besides."""

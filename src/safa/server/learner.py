@@ -35,8 +35,9 @@ _NOBODY = np.empty(0, dtype=np.int64)
 class UpdateSource(Protocol):
     """Where updates come from."""
 
-    train: Callable[[Ids, Tensor, int], Tensor] | None
-    """Trains clients from these rows for so many epochs, where they are simulated."""
+    @property
+    def train(self) -> Callable[[Ids, Tensor, int], Tensor] | None:
+        """Trains clients from these rows for so many epochs, where they are simulated."""
 
     def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
         """The updates [K, d] of these clients from these versions, whose models are the rows of `start`."""
@@ -335,8 +336,14 @@ def _part(updates: Updates, chosen: NDArray[np.bool_]) -> Updates:
     if chosen.all():
         return updates
     index = torch.from_numpy(np.flatnonzero(chosen)).to(updates.rows.device)
-    plain = (updates.client, updates.base, updates.weight, updates.picked)
-    return Updates(*(values[chosen] for values in plain), updates.rows[index], updates.start[index])
+    return Updates(
+        updates.client[chosen],
+        updates.base[chosen],
+        updates.weight[chosen],
+        updates.picked[chosen],
+        updates.rows[index],
+        updates.start[index],
+    )
 
 
 def _restored(state: Mapping[str, Tensor], name: str) -> _Commits:

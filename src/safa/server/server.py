@@ -69,13 +69,9 @@ class Server:
         """A random number for every client, by which the next round may draw them."""
         return stream(self.seed, _DRAWS, self.protocol.round + 1).random(self.protocol.clients)
 
-    def open_round(
-        self, *, now: float, expected_s: ArrayLike, draws: NDArray[np.float64] | None = None
-    ) -> Dispatch:
+    def open_round(self, *, now: float, expected_s: ArrayLike, draws: NDArray[np.float64] | None = None) -> Dispatch:
         """Open the next round, and say whom to set to work; `expected_s` is how long each client is thought to take."""
-        return self.protocol.open_round(
-            now=now, draws=self.draws() if draws is None else draws, expected_s=expected_s
-        )
+        return self.protocol.open_round(now=now, draws=self.draws() if draws is None else draws, expected_s=expected_s)
 
     def receive(self, events: Events, *, late: bool = False) -> Receipt:
         """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation import Aggregator, registry
+from safa.analysis import CLIENT_METRICS
 from safa.protocol import Protocol
 from safa.runs import Settings
 from safa.server.inbox import Inbox
@@ -21,14 +22,7 @@ from safa.training.setup import find_device, trainer_of
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
 
-__all__ = ["CLIENT_METRICS", "Learning", "make_aggregator"]
-
-CLIENT_METRICS: dict[str, str] = {
-    "client_accuracy_mean": "mean accuracy on the clients' own data",
-    "client_accuracy_spread": "its standard deviation over the clients",
-    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
-}
-"""What `eval_clients` adds to the metrics, with what each one says."""
+__all__ = ["Learning", "make_aggregator"]
 
 
 def make_aggregator(settings: Settings, protocol: Protocol) -> Aggregator:

@@ -52,9 +52,7 @@ def _rounds(server: Server, fleet: Fleet, estimate_error: float) -> Iterator[Rou
     too_slow = fleet.train_s > protocol.round_limit_s
     now = 0.0
     for number in range(1, server.rounds + 1):
-        dispatch = open_round(
-            server, now=now, duration_s=fleet.train_s + fleet.up_s, estimate_error=estimate_error
-        )
+        dispatch = open_round(server, now=now, duration_s=fleet.train_s + fleet.up_s, estimate_error=estimate_error)
         struck, point = fleet.faults.draw(number)
         at_work = np.zeros(len(fleet), dtype=np.bool_)
         at_work[dispatch.sync] = at_work[dispatch.resume] = True

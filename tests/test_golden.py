@@ -20,6 +20,7 @@ def test_a_run_comes_to_the_frozen_result(name: str, tmp_path: Path) -> None:
     check(name, simulate(name, tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if needs_file(name)])
 @pytest.mark.usefixtures("real_files")
 def test_a_run_on_downloaded_data_comes_to_the_frozen_result(name: str, tmp_path: Path) -> None:

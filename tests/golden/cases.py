@@ -32,7 +32,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "causal": {"lag_tolerance": 2, "rounds": 45},
         "strict": {"lag_tolerance": 1, "round_limit_s": 140.0},
         "restarts": {"lag_tolerance": 2, **_ROUND, **_RESTARTS, **_MOMENTUM},
-        "serial": {"rounds": 6, "trainer": "serial", "eval_every": 2, "weight_decay": 0.01},
+        "serial": {"rounds": 4, "trainer": "serial", "eval_every": 2, "weight_decay": 0.01},
         "diverging": {"lag_tolerance": 2, **_DIVERGING},
         "memory": {"lag_tolerance": 1, **_SMALL},
         "paper-clock": {"lag_tolerance": 2, **_PAPER},

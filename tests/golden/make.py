@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.golden.cases import CASES, simulate
 from tests.golden.deployed import DEPLOYED, deploy
-from tests.golden.frozen import write
+from tests.golden.frozen import write, write_kind
 
 
 def make(name: str, folder: Path) -> None:
@@ -23,6 +23,7 @@ def make(name: str, folder: Path) -> None:
 
 def main(names: list[str]) -> None:
     """Freeze these cases, or all."""
+    write_kind()
     for name in names or [*CASES, *DEPLOYED]:
         with tempfile.TemporaryDirectory() as folder:
             make(name, Path(folder, name))

@@ -107,6 +107,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 RESUMED = [
     "boston-safa-causal",
+    "boston-safa-restarts",
+    "boston-safa-memory",
+    "boston-safa-paper-clock",
     "boston-safa-paper-preset",
     "boston-fedavg-population",
     "boston-fedcs-causal",

@@ -41,5 +41,5 @@ def test_a_run_that_was_killed_and_resumed_comes_to_the_frozen_result(name: str,
     there = safa.load_run(stopped / name)
     assert there.summary is None
     assert sum(1 for _ in there.records()) == 6
-    assert len(list((stopped / name / "checkpoint").iterdir())) == 2
+    assert len(list((stopped / name / "checkpoint").glob("state-*.safetensors"))) == 2
     check(name, safa.resume(stopped / name))

@@ -22,7 +22,11 @@ def ids(numbers: Iterable[int]) -> Ids:
 def updates(clients: Sequence[int], weights: Sequence[float], rows: Tensor, **given: Any) -> Updates:
     """Updates of these clients, all picked, from version 0, which is 0 throughout, unless something else is given."""
     count = len(clients)
-    plain = {"base": np.zeros(count, np.int64), "picked": np.ones(count, np.bool_), "start": torch.zeros_like(rows)}
+    plain: dict[str, Any] = {
+        "base": np.zeros(count, np.int64),
+        "picked": np.ones(count, np.bool_),
+        "start": torch.zeros_like(rows),
+    }
     return Updates(client=ids(clients), weight=np.array(weights, dtype=np.float64), rows=rows, **plain | given)
 
 

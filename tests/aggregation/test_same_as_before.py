@@ -102,7 +102,9 @@ class Server:
         self.queue += zip(*(getattr(record, n)[picked] for n in ("client", "base", "weight", "into")), strict=True)
         for version in range(self.versions.latest + 1, record.version + 1):
             chosen = [one[:3] for one in self.queue if one[3] == version]
-            client, base, weight = map(np.array, zip(*chosen, strict=True)) if chosen else (ids([]), ids([]), np.empty(0))
+            client, base, weight = (
+                map(np.array, zip(*chosen, strict=True)) if chosen else (ids([]), ids([]), np.empty(0))
+            )
             parts = [self.updates(client, base, weight, np.ones(len(client), np.bool_))] if chosen else []
             self.make(version, record, ids([]), float(weight.sum()), iter(parts))
         self.queue = [one for one in self.queue if one[3] > record.version]
@@ -164,15 +166,15 @@ def test_updates_that_diverge_are_left_out_as_before(
 def test_the_cache_has_the_same_bits(memory_mb: float) -> None:
     """Whatever is put and referred to, with entries in memory, in files or both, summed in chunks of any size."""
     rng = np.random.default_rng(5)
-    sizes = rng.integers(1, 50, 300).astype(np.float64)
+    sizes = rng.integers(1, 50, 150).astype(np.float64)
     start = torch.from_numpy(rng.normal(size=SIZE)).float()
     models, versions = GlobalModels(start), Versions(start)
     old, new = Cache(sizes, models, memory_mb=memory_mb), ModelCache()
     new.begin(versions, sizes, memory_mb=memory_mb)
     for version in range(1, 45):
-        clients = rng.permutation(300)[: rng.integers(0, 290)]
+        clients = rng.permutation(150)[: rng.integers(0, 140)]
         rows = torch.from_numpy(rng.normal(size=(len(clients), SIZE))).float()
-        deprecated = rng.permutation(300)[:20]
+        deprecated = rng.permutation(150)[:20]
         old.put(clients, rows)
         picked = rng.random(len(clients)) < 0.7
         old.refer(np.setdiff1d(deprecated, clients[picked]), version - 1)
@@ -183,4 +185,4 @@ def test_the_cache_has_the_same_bits(memory_mb: float) -> None:
         versions.add(version, model)
         assert torch.equal(models[version], model)
     assert new.references() == old.references
-    assert torch.equal(old.entries(np.arange(300)), new.entries(np.arange(300)))
+    assert torch.equal(old.entries(np.arange(150)), new.entries(np.arange(150)))

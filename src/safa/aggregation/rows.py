@@ -146,9 +146,10 @@ class RowTable:
     def _by_block(self, places: Ids) -> Iterator[tuple[int, Ids, Ids]]:
         """Each block that has some of these places, with where they are in it and which of the places they are."""
         blocks, offsets = np.divmod(places, self._per_block)
-        for block in np.unique(blocks):
-            which = np.flatnonzero(blocks == block)
-            yield int(block), offsets[which], which
+        order = np.argsort(blocks, kind="stable")
+        for which in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+            if len(which):
+                yield int(blocks[which[0]]), offsets[which], which
 
     def _block(self, number: int) -> Tensor:
         if number not in self._blocks:

@@ -13,7 +13,7 @@ from safa.aggregation import Updates
 from safa.aggregation.model_cache import ModelCache
 from safa.aggregation.own_models import OwnModels
 from safa.aggregation.rows import Versions
-from safa.records import Rule
+from safa.protocol.records import Rule
 from tests.aggregation.steps import ids, step_of, updates
 
 SIZE = 3

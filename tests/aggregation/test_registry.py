@@ -17,7 +17,7 @@ from safa.aggregation.mean import Mean
 from safa.aggregation.mixing import Mixing
 from safa.aggregation.own_models import OwnModels
 from safa.errors import SafaError
-from safa.records import Rule
+from safa.protocol.records import Rule
 
 HERE = "tests.aggregation.test_registry"
 

@@ -12,7 +12,7 @@ from safa.aggregation import Aggregator, Updates
 from safa.aggregation.buffer import Buffer
 from safa.aggregation.mean import Mean, PopulationMean
 from safa.aggregation.mixing import Mixing
-from safa.records import Rule
+from safa.protocol.records import Rule
 from tests.aggregation.steps import begun, parts_of, step_of, updates
 
 RNG = np.random.default_rng(3)

@@ -61,7 +61,7 @@ class Step:
     weight: float
     """The sum of the weights that the record gives to the picked updates, those included that diverged."""
     deprecated: Ids
-    """Clients that were forced to start over from the version before this one (Eq. 3, Eq. 6)."""
+    """Clients that were forced to start over from the version before this one (Eq. 3, Eq. 6), and were not picked."""
     updates: Iterator[Updates]
     """The updates, part by part; they can be gone through once. There may be none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step
-from safa.aggregation.sums import WeightedSum
+from safa.aggregation.sums import weighted_sum
 from safa.protocol.records import Rule
 
 __all__ = ["Buffer"]
@@ -20,5 +20,5 @@ class Buffer(Aggregator):
     def step(self, step: Step) -> Tensor:
         """The next global model; with no updates, the one before it."""
         model = self.versions.model
-        found = WeightedSum((part.weight, part.deltas) for part in step.updates)
-        return model if found.total is None else model + found.total.to(model)
+        found = weighted_sum((part.weight, part.deltas) for part in step.updates)
+        return model if found is None else model + found[0].to(model)

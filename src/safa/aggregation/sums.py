@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,34 +11,24 @@ from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step
 
-__all__ = ["Averaging", "WeightedSum"]
+__all__ = ["Averaging", "weighted_sum"]
+
+Part = tuple[NDArray[np.float64], Tensor]
+"""Weights [K] and rows [K, d]."""
 
 
-class WeightedSum:
-    """The weighted sum of rows that come part by part.
+def weighted_sum(parts: Iterable[Part]) -> tuple[Tensor, float] | None:
+    """The weighted sum of rows that come part by part, in double precision, and that of the weights; None without any.
 
-    A part is summed in the precision of its rows, the parts in double precision; so a single part is the plain product
-    of its weights and its rows.
+    A part is summed in the precision of its rows; so a single part is the plain product of its weights and its rows.
     """
-
-    def __init__(self, parts: Iterable[tuple[NDArray[np.float64], Tensor]]) -> None:
-        """Of weights [K] and rows [K, d], part by part."""
-        self.total: Tensor | None = None
-        """The sum, in double precision; None where there were no rows."""
-        self.weight = 0.0
-        """The sum of the weights, as they were given."""
-        self.rounded = 0.0
-        """The sum of the weights, as they were used: in the precision of the rows."""
-        for weight, rows in parts:
-            if len(weight):
-                self._add(weight, rows)
-
-    def _add(self, weight: NDArray[np.float64], rows: Tensor) -> None:
-        rounded = rows.new_tensor(weight)
-        part = (rounded @ rows).double()
-        self.total = part if self.total is None else self.total + part
-        self.weight += float(weight.sum())
-        self.rounded += float(rounded.sum())
+    total, whole = None, 0.0
+    for weight, rows in parts:
+        if len(weight):
+            part = (rows.new_tensor(weight) @ rows).double()
+            total = part if total is None else total + part
+            whole += float(weight.sum())
+    return None if total is None else (total, whole)
 
 
 class Averaging(Aggregator):
@@ -45,13 +36,26 @@ class Averaging(Aggregator):
 
     def step(self, step: Step) -> Tensor:
         """The next global model; with no updates, the one before it."""
-        model = self.versions.model
-        found = WeightedSum((part.weight, part.rows) for part in step.updates)
-        if found.total is None:
-            return model
-        factor = self._factor(step, found.weight)
-        return (1 - factor * found.rounded) * model + (factor * found.total).to(model)
+        parts: Iterator[Part] = ((part.weight, part.rows) for part in step.updates if len(part))
+        first = list(islice(parts, 2))
+        if not first:
+            return self.versions.model
+        return self._mean_of(step, *first[0]) if len(first) == 1 else self._mean_of_parts(step, chain(first, parts))
+
+    def _mean_of(self, step: Step, weight: NDArray[np.float64], rows: Tensor) -> Tensor:
+        """Where the updates are there all at once, as a rule."""
+        used = rows.new_tensor(weight * self._factor(step, float(weight.sum())))
+        return (1 - float(used.sum())) * self.versions.model + used @ rows
+
+    def _mean_of_parts(self, step: Step, parts: Iterable[Part]) -> Tensor:
+        """Where they do not fit the memory: what the weights are multiplied by is known in the end."""
+        found = weighted_sum(parts)
+        assert found is not None
+        total, whole = found
+        factor = self._factor(step, whole)
+        return (1 - factor * whole) * self.versions.model + (factor * total).to(self.versions.model)
 
     def _factor(self, step: Step, found: float) -> float:
         """What the weights are multiplied by; `found` is the sum of those whose updates are there."""
         return 1.0
+

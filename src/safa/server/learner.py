@@ -259,9 +259,9 @@ class Learner:
         else:
             steps = self._steps_in_parts(kept, wave, first, last)
         for version, updates in zip(range(first, last + 1), steps, strict=True):
-            weight = float(wave.weight[wave.into == version].sum())
-            deprecated = record.deprecated if version == record.version else _NOBODY
-            step = Step(version, record.rule, weight, deprecated, updates)
+            picked = wave[wave.into == version]
+            forced = np.setdiff1d(record.deprecated, picked.client) if version == record.version else _NOBODY
+            step = Step(version, record.rule, float(picked.weight.sum()), forced, updates)
             self.versions.add(version, self._aggregator.step(step))
 
     def _waiting_for(self, picked: _Commits) -> _Commits:

@@ -203,7 +203,7 @@ def simulate(
     *,
     out: str | Path | None = None,
     force: bool = False,
-    preset: str | None = None,
+    preset: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """Run a protocol on a task, or on a problem of your own, and return the run.
@@ -276,8 +276,6 @@ class Learning:
                 rule=registry.find(settings.protocol).rule,
                 epochs=settings.epochs,
                 eval_every=settings.eval_every,
-                keep_best=settings.keep_best,
-                warm_start=settings.warm_start,
                 memory_mb=settings.memory_mb,
                 threads=settings.threads,
             )

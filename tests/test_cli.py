@@ -27,8 +27,7 @@ SETTINGS = {
     "batch_size", "lr", "round_limit_s",
 }  # fmt: skip
 METRICS = {
-    "round_length_s", "round_length_s_as_printed", "t_dist_s", "t_dist_s_as_printed", "sync_ratio",
-    "effective_update_ratio", "version_variance", "futility", "starved", "fairness", "virtual_time_s",
+    "round_length_s", "t_dist_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility", "starved", "fairness", "virtual_time_s",
     "best_accuracy", "best_loss", "wall_time_s",
 }  # fmt: skip
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from safa.cli.program import main
-from safa.paper.claims import Verdict, claims
+from safa.paper.claims import Finding, claims
 from safa.paper.collect import HOLD, Results, collect, reached
 from safa.paper.corrected import Corrected
 from safa.paper.differences import sort_out
 from safa.paper.grid import ACCOUNTINGS, CRASH_RATES, FRACTIONS, LAGS, PARTS, TASKS, Job, job, lag_job, plan
 from safa.paper.printed import printed
 from safa.paper.reproduction import Reproduction
-from safa.paper.tables import METRICS, PRINTED_TABLES, Comparison, compare
+from safa.paper.tables import PRINTED_TABLES, TABLE_METRICS, Comparison, compare
 
 SMALL = {"crash_rate": 0.3, "fraction": 0.3, "train": False}
 
@@ -68,11 +68,10 @@ def test_the_two_accountings() -> None:
         for accounting in ACCOUNTINGS
     )
     assert (as_printed.settings.clock, as_printed.settings.averaging) == ("paper", "population")
-    assert as_printed.settings.keep_best
+    assert as_printed.settings.server_optimiser == "safa.paper.habits:AsPrinted"
     assert as_printed.target is None
     assert (corrected.settings.clock, corrected.settings.averaging) == ("causal", "participants")
-    assert not corrected.settings.keep_best
-    assert not corrected.settings.warm_start
+    assert corrected.settings.server_optimiser == "none"
     assert corrected.target == 0.99
     assert (corrected.rounds, corrected.settings.rounds) == (100, 400)
 
@@ -275,7 +274,7 @@ def made(asked: Job, **changed: float) -> dict[str, Any]:
 
 def test_claims_that_hold_are_confirmed() -> None:
     found = claims(Made(made))
-    assert [each.verdict for each in found] == [Verdict.CONFIRMED] * 5
+    assert [each.finding for each in found] == [Finding.CONFIRMED] * 5
 
 
 def test_claims_that_hold_as_printed_only() -> None:
@@ -284,7 +283,7 @@ def test_claims_that_hold_as_printed_only() -> None:
             return made(asked)
         return made(asked, futility=0.3, round_length_s=10.0, last_accuracy=0.8)
 
-    assert {each.verdict for each in claims(Made(rule))} == {Verdict.PAPER_ONLY}
+    assert {each.finding for each in claims(Made(rule))} == {Finding.PAPER_ONLY}
 
 
 def test_claims_that_do_not_hold() -> None:
@@ -292,7 +291,7 @@ def test_claims_that_do_not_hold() -> None:
         worse = 0.01 * asked.settings.lag_tolerance
         return made(asked, futility=0.3, round_length_s_as_printed=10.0, best_accuracy=0.8, best_loss=worse)
 
-    assert {each.verdict for each in claims(Made(rule))} == {Verdict.NOT_CONFIRMED}
+    assert {each.finding for each in claims(Made(rule))} == {Finding.NOT_CONFIRMED}
 
 
 def test_nothing_is_claimed_without_results(tmp_path: Path) -> None:
@@ -352,7 +351,7 @@ def test_every_cell_outside_is_explained_or_named(reproduced: Path) -> None:
     outside = [one for one in found.cells if not one.within]
     classes, left = sort_out(outside)
     assert sum(map(len, classes.values())) + len(left) == len(outside)
-    assert {one.cell[2] for one in found.cells} == METRICS.keys() - {"best_accuracy"}
+    assert {one.cell[2] for one in found.cells} == TABLE_METRICS.keys() - {"best_accuracy"}
 
 
 @pytest.mark.parametrize(
@@ -419,7 +418,7 @@ def test_the_published_tables_meet_what_was_wanted(metrics: set[str], share: flo
     for row in published():
         if row["metric"] in metrics:
             mean, low, high, figure = (float(row[name]) for name in ("mean", "low", "high", "printed"))
-            metric = METRICS[row["metric"]]
+            metric = TABLE_METRICS[row["metric"]]
             allowed = metric.near * (figure if metric.relative else 1.0) + 0.5 * 10**-metric.digits
             among = low - 0.5 * 10**-metric.digits <= figure <= high + 0.5 * 10**-metric.digits
             within.append(abs(mean - figure) <= allowed or among)

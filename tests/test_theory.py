@@ -20,6 +20,7 @@ from safa.analysis import theory as t
 from safa.analysis.contributions import contributions
 from safa.errors import SafaError
 from safa.fleet import Faults, Fleet
+from safa.paper import printed_theory
 from safa.paper.bias import BiasReport, Estimate, bias_figure, bias_report, describe, sample_chances, table
 from safa.protocol import Safa
 from safa.simulation import paper_rounds
@@ -132,23 +133,23 @@ def test_in_the_long_run_who_takes_turns_loses_what_is_overwritten(case: Case, c
 def test_what_is_printed_is_no_probability(crash: float, turn: int) -> None:
     turns = np.array([turn])
     right = t.chances_by_recurrence(Case.PRIORITY, crash, crash, turn).a.direct[-1:]
-    assert t.direct_as_printed(crash, turns) == pytest.approx(-right, abs=1e-12)
-    assert t.sigma_as_printed(crash, turns) == pytest.approx(1 + right, abs=1e-12)
+    assert printed_theory.direct(crash, turns) == pytest.approx(-right, abs=1e-12)
+    assert printed_theory.sigma(crash, turns) == pytest.approx(1 + right, abs=1e-12)
 
 
 def test_the_printed_sigma_at_a_crash_rate_of_three_tenths() -> None:
-    assert t.sigma_as_printed(0.3, np.array([200]))[0] == pytest.approx(2.4 / 1.7)  # 1.41
-    assert t.improper_as_printed(0.3, 5) == {"P_D": [2, 3, 4, 5], "sigma": [2, 3, 4, 5], "P": [2, 3, 4, 5]}
-    assert t.improper_as_printed(0.5, 5)["P"] == [2, 4, 5]  # exactly 1 in round 3
-    assert t.improper_as_printed(0.8, 5)["P"] == []
-    assert t.improper_as_printed(1.0, 5) == {"P_D": [], "sigma": [], "P": []}
+    assert printed_theory.sigma(0.3, np.array([200]))[0] == pytest.approx(2.4 / 1.7)  # 1.41
+    assert printed_theory.improper(0.3, 5) == {"P_D": [2, 3, 4, 5], "sigma": [2, 3, 4, 5], "P": [2, 3, 4, 5]}
+    assert printed_theory.improper(0.5, 5)["P"] == [2, 4, 5]  # exactly 1 in round 3
+    assert printed_theory.improper(0.8, 5)["P"] == []
+    assert printed_theory.improper(1.0, 5) == {"P_D": [], "sigma": [], "P": []}
 
 
 @given(st.floats(0.01, 0.99))
 def test_the_wrong_sign_turns_the_conclusions_round(crash: float) -> None:
     """With equal crash rates and in the long run: as printed, SAFA favours B in case 2 and A in case 3."""
     for case in (Case.MIXED, Case.PRIORITY):
-        right, printed = (form(case, crash, crash, 3000) for form in (t.chances_by_recurrence, t.chances_as_printed))
+        right, printed = (form(case, crash, crash, 3000) for form in (t.chances_by_recurrence, printed_theory.chances))
         low, high = sorted([right.bias[-1], printed.bias[-1]])
         assert low < t.bias_fedavg(crash, crash) == 1 < high
         assert (high == right.bias[-1]) == (case == Case.MIXED)

@@ -47,7 +47,7 @@ def test_a_replay_gives_the_same_model_to_the_bit(protocol: str) -> None:
     [
         {"clock": "paper", "fraction": 0.5},
         {"trainer": "serial", "rounds": 2},
-        {"keep_best": True, "warm_start": True, "eval_every": 3},
+        {"server_optimiser": "safa.paper.habits:AsPrinted", "eval_every": 3},
         {"optimiser": "adam", "memory_mb": 1e-4},
     ],
     ids=str,

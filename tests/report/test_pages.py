@@ -50,7 +50,6 @@ def test_a_run_says_what_it_is() -> None:
     assert "SAFA on digits: 20 clients, 6 rounds of 420 s at most, C = 0.3, crash rate 0.3, tau = 5" in said
     assert "The run came to its end. No model was trained" in said
     assert "mean length of a round (Eq. 17)" in said
-    assert "round_length_s_as_printed" not in said
     assert len(specs_of(page)) == 5  # no loss, no accuracy
 
 
@@ -80,10 +79,6 @@ def test_a_run_that_trained_shows_loss_and_accuracy() -> None:
 @pytest.mark.parametrize("protocol", ["fedavg", "fedcs", "local", "fedasync", "fedbuff"])
 def test_every_protocol_has_a_page(protocol: str) -> None:
     assert "Updates merged per client" in run_page(simulated(protocol=protocol))
-
-
-def test_the_paper_clock_shows_what_its_tables_print() -> None:
-    assert "round_length_s_as_printed" in run_page(simulated(clock="paper"))
 
 
 def test_speeds_order_the_clients() -> None:

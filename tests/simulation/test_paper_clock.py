@@ -13,6 +13,7 @@ import pytest
 from safa.analysis import measure
 from safa.errors import SafaError
 from safa.paper import printed
+from safa.paper.times import printed_times
 from safa.runs.settings import Settings
 from safa.simulation import run_rounds
 
@@ -22,7 +23,8 @@ FRACTIONS = (0.1, 0.3, 0.5, 0.7, 1.0)
 
 def metrics(task: str, protocol: str, crash_rate: float, fraction: float, seed: int = 0) -> dict[str, float]:
     setting = Settings.of(task, preset="paper", protocol=protocol, crash_rate=crash_rate, fraction=fraction, seed=seed)
-    return measure(run_rounds(setting))
+    records = list(run_rounds(setting))
+    return measure(records) | printed_times(records)
 
 
 @pytest.mark.slow

@@ -14,9 +14,7 @@ __all__ = ["CLIENT_METRICS", "METRICS", "Metrics", "jain_index", "measure"]
 
 METRICS: dict[str, str] = {
     "round_length_s": "mean length of a round (Eq. 17)",
-    "round_length_s_as_printed": "the same with T_dist as printed",
     "t_dist_s": "mean time to send the model out, T_dist (Eq. 19)",
-    "t_dist_s_as_printed": "as the paper has it: of all copies since round 1",
     "sync_ratio": "SR: copies sent per client and round (Eq. 9)",
     "effective_update_ratio": "EUR: share of clients picked per round (Eq. 4)",
     "version_variance": "VV: variance of the versions trained from (Eq. 10)",
@@ -48,7 +46,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._rounds = 0
-        self._length_s = self._dist_s = self._dist_printed_s = self._dist_total_s = 0.0
+        self._length_s = self._dist_s = 0.0
         self._sent = self._client_rounds = self._refused = 0
         self._picked_share = self._variance = 0.0
         self._work_done = self._work_lost = self._bytes_down = self._bytes_up = 0.0
@@ -62,12 +60,10 @@ class Metrics:
         self._buffered: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # (client, version) not made yet
 
     def add(self, record: RoundRecord) -> None:
-        """Take in the next round."""
+        """Add the next round."""
         self._rounds += 1
         self._length_s += record.length_s
         self._dist_s += record.distribution_s
-        self._dist_total_s += record.distribution_s
-        self._dist_printed_s += self._dist_total_s
         self._sent += len(record.sent)
         self._client_rounds += record.clients
         self._refused += len(record.refused)
@@ -121,12 +117,9 @@ class Metrics:
     def values(self) -> dict[str, Any]:
         """The metrics so far, under the names in `METRICS`; None for what no model was evaluated for."""
         rounds = max(1, self._rounds)
-        length_s, dist_s, printed_s = self._length_s / rounds, self._dist_s / rounds, self._dist_printed_s / rounds
         return {
-            "round_length_s": length_s,
-            "round_length_s_as_printed": length_s - dist_s + printed_s,
-            "t_dist_s": dist_s,
-            "t_dist_s_as_printed": printed_s,
+            "round_length_s": self._length_s / rounds,
+            "t_dist_s": self._dist_s / rounds,
             "sync_ratio": self._sent / max(1, self._client_rounds),
             "effective_update_ratio": self._picked_share / rounds,
             "version_variance": self._variance / rounds,

@@ -39,16 +39,12 @@ __all__ = [
     "bias_fedavg",
     "case_as_in_appendix",
     "case_of",
-    "chances_as_printed",
     "chances_by_recurrence",
     "chances_fedavg",
     "chances_in_closed_form",
-    "direct_as_printed",
     "eur_fedavg",
     "eur_safa",
-    "improper_as_printed",
     "near_boundaries",
-    "sigma_as_printed",
 ]
 
 Numbers = NDArray[np.float64]
@@ -226,47 +222,6 @@ def _taking_turns(crash: float, late: int, rounds: int) -> Chances:
 def _direct(crash: float, turn: NDArray[np.int64]) -> Numbers:
     """P_D after so many turns: ((cr-1)^(k+1) + 1 - cr) / (2 - cr)."""
     return np.asarray(((crash - 1.0) ** (turn + 1) + 1 - crash) / (2 - crash))
-
-
-# -- as printed --------------------------------------------------------------------------------------------------------
-
-
-def direct_as_printed(crash: float, turn: NDArray[np.int64]) -> Numbers:
-    """P_D as the appendix solves it (Eq. 26, 27), with the denominator cr - 2: minus the right value."""
-    return -_direct(crash, turn)
-
-
-def sigma_as_printed(crash: float, turn: NDArray[np.int64]) -> Numbers:
-    """sigma = 1 - P_D as printed (Eq. 15). It tends to (3 - 2cr) / (2 - cr), which is above 1."""
-    return np.asarray((2 * crash - (crash - 1.0) ** (turn + 1) - 3) / (crash - 2))
-
-
-def chances_as_printed(case: Case, crash_a: float, crash_b: float, rounds: int) -> Pair:
-    """Eq. 13 to 15 as they stand. They are said to hold from round 2 on; round 1 is given by the same formula."""
-    right = chances_in_closed_form(case, crash_a, crash_b, rounds)
-    a = _printed(crash_a, rounds) if case == Case.PRIORITY else right.a
-    b = _printed(crash_b, rounds) if case == Case.MIXED else right.b
-    return Pair(a, b)
-
-
-def _printed(crash: float, rounds: int) -> Chances:
-    sigma = sigma_as_printed(crash, np.arange(rounds))
-    return Chances((1 - crash) * sigma, crash * (sigma - crash))
-
-
-def improper_as_printed(crash: float, rounds: int) -> dict[str, list[int]]:
-    """In which of the rounds 2 to `rounds` a printed value is no probability, by its name.
-
-    `P_D` is the appendix's solution, `sigma` Eq. 15 of the round before, `P` Eq. 13 and 14 where sigma occurs in them.
-    """
-    _check(crash=crash)
-    numbers = np.arange(2, rounds + 1)
-    values = {
-        "P_D": direct_as_printed(crash, numbers),
-        "sigma": sigma_as_printed(crash, numbers - 1),
-        "P": _printed(crash, rounds).total[1:],
-    }
-    return {name: numbers[(value < -_ROUNDING) | (value > 1 + _ROUNDING)].tolist() for name, value in values.items()}
 
 
 def _check(**shares: float) -> None:

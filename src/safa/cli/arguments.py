@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from safa.errors import SafaError
-from safa.paper import PRESETS
+from safa.runs import presets
 from safa.runs.settings import Settings
 from safa.tasks import TASKS
 
@@ -18,7 +18,11 @@ __all__ = ["add_options", "add_settings", "foreign_settings", "given_options", "
 def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
     """An option for every setting of a run, and those that all commands with settings share."""
     add_options(parser, Settings, lists=lists)
-    parser.add_argument("--preset", choices=list(PRESETS), help="settings of the paper's experiments")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME|FILE",
+        help=f"settings that go together: {', '.join(presets.names())}, or a file of your own, FILE.toml",
+    )
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",

@@ -22,9 +22,8 @@ from safa.deploy.exchange.roster import name_fault
 from safa.deploy.exchange.text import printable
 from safa.deploy.launcher.processes import Node, environment, private_files
 from safa.errors import SafaError
-from safa.paper import PRESETS
 from safa.protocol.records import RoundRecord
-from safa.runs import has_checkpoint, load_run, next_folder, write_atomically
+from safa.runs import has_checkpoint, load_run, next_folder, presets, write_atomically
 from safa.runs.lock import alone, hold_launcher, is_launched
 from safa.runs.settings import Settings
 from safa.tasks import TASKS, find_task
@@ -220,7 +219,7 @@ def _check_same(arguments: argparse.Namespace, folder: Path) -> None:
     if arguments.named_task and arguments.task not in (None, arguments.named_task):
         raise SafaError(f"two tasks are named, {arguments.task} and {arguments.named_task}")
     foreign = dict(config.pop("protocol_options", {})) | foreign_settings(arguments)
-    given = config | dict(PRESETS[arguments.preset] if arguments.preset else {})
+    given = config | dict(presets.read(arguments.preset) if arguments.preset is not None else {})
     given |= {name: value for name, (value,) in given_settings(arguments).items()} | foreign
     task = arguments.task or arguments.named_task or given.get("task")
     given |= {"task": find_task(task).name} if task else {}

@@ -197,8 +197,6 @@ def _run(arguments: argparse.Namespace) -> None:
     else:
         experiment, writer = _begun(arguments)
     settings = experiment.settings
-    if settings.train and settings.keep_best and not arguments.quiet:
-        print("safa: keep_best peeks at the test set; use it for reproduction only", file=sys.stderr)
     finished = experiment.server.finished
     try:
         rounds = run_to_end(experiment, writer)

@@ -197,8 +197,8 @@ def _print_reproduction(found: Reproduction) -> None:
     from safa.paper.findings import CLASS_HEAD, class_rows
 
     console = Console(highlight=False)
-    verdicts = [[one.words, one.verdict] for one in found.claims]
-    for head, rows in ((CLASS_HEAD, class_rows(found)), (["claim", "verdict"], verdicts)):
+    claims = [[one.words, one.finding] for one in found.claims]
+    for head, rows in ((CLASS_HEAD, class_rows(found)), (["claim", "finding"], claims)):
         table = Table(*head, box=None, pad_edge=False)
         for row in rows:
             table.add_row(*row)

@@ -74,7 +74,7 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
     for name, meaning in (METRICS | CLIENT_METRICS).items():
-        if values.get(name) is not None and (settings.clock == "paper" or not name.endswith("_as_printed")):
+        if values.get(name) is not None:
             table.add_row(name, _number(values[name]), meaning)
     console.print(table)
     hours = values["virtual_time_s"] / 3600

@@ -178,7 +178,7 @@ def simulate(
     *,
     out: str | Path | None = None,
     force: bool = False,
-    preset: str | None = None,
+    preset: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """Run a protocol on a task, or on a problem of your own, and return the run.

@@ -25,7 +25,7 @@ __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
 
 
 def combinations(
-    tasks: Sequence[str], given: Mapping[str, Sequence[Any]], *, preset: str | None = None
+    tasks: Sequence[str], given: Mapping[str, Sequence[Any]], *, preset: str | Path | None = None
 ) -> list[Settings]:
     """The settings of every run of a sweep, all checked, the last list varying fastest.
 

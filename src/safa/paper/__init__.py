@@ -1,6 +1,5 @@
-"""The paper: its presets and printed tables."""
+"""The paper: its printed tables, its habits, and their reproduction. No other room knows of it but the command line."""
 
-from safa.paper.presets import PRESETS
-from safa.paper.printed import Cell, printed
+from safa.paper.printed import TableCell, printed
 
-__all__ = ["PRESETS", "Cell", "printed"]
+__all__ = ["TableCell", "printed"]

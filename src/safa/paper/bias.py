@@ -21,6 +21,7 @@ from safa.analysis import theory
 from safa.analysis.contributions import contributions
 from safa.errors import SafaError
 from safa.fleet import Faults, Fleet
+from safa.paper import printed_theory
 from safa.protocol import FedAvg, Safa
 from safa.server import Server
 from safa.simulation import paper_rounds
@@ -251,11 +252,11 @@ def bias_report(
         eur_fedavg=theory.eur_fedavg(fraction, crash_rate),
         recurrence=theory.chances_by_recurrence(*known),
         closed_form=theory.chances_in_closed_form(*known),
-        as_printed=theory.chances_as_printed(*known),
+        as_printed=printed_theory.chances(*known),
         fedavg=theory.chances_fedavg(fraction, crash_a, crash_b, rounds),
         safa_sample=sample,
         fedavg_sample=fedavg,
-        improper={} if printed_for is None else theory.improper_as_printed(printed_for, rounds),
+        improper={} if printed_for is None else printed_theory.improper(printed_for, rounds),
     )
 
 

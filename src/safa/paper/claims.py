@@ -1,4 +1,4 @@
-"""The paper's headline claims, each with a verdict and the figures that decide it.
+"""The paper's headline claims, each with what was found of it and the figures that decide it.
 
 A claim is held against the measured figures twice: accounted for as the paper did, and with the accounting put right.
 What counts as holding is said in words beside it. The rules were written after first results had been seen.
@@ -16,8 +16,9 @@ from safa.paper.collect import Results
 from safa.paper.corrected import corrected_cell
 from safa.paper.grid import CRASH_RATES, FRACTIONS, LAG_CRASH_RATES, LAG_FRACTIONS, LAGS, TASKS
 from safa.paper.printed import printed
+from safa.paper.times import printed_name
 
-__all__ = ["SOURCES", "Claim", "Verdict", "claims"]
+__all__ = ["SOURCES", "Claim", "Finding", "claims"]
 
 CELLS = [(crash_rate, fraction) for crash_rate in CRASH_RATES for fraction in FRACTIONS]
 _NEARLY = 0.9
@@ -27,8 +28,8 @@ _SLIGHT = 0.1
 _SUGGESTED = 5
 
 
-class Verdict(StrEnum):
-    """What became of a claim."""
+class Finding(StrEnum):
+    """What was found of a claim."""
 
     CONFIRMED = "confirmed"
     PAPER_ONLY = "confirmed under the paper's accounting only"
@@ -43,7 +44,7 @@ class Claim:
     rule: str
     figures: tuple[str, ...]
     """By source: what the paper's own tables say, and what is measured under the two accountings."""
-    verdict: Verdict
+    finding: Finding
 
 
 def claims(results: Results) -> list[Claim]:
@@ -58,10 +59,10 @@ def claims(results: Results) -> list[Claim]:
     return [claim for claim in judged if claim is not None]
 
 
-def _verdict(as_printed: bool, corrected: bool) -> Verdict:
+def _finding(as_printed: bool, corrected: bool) -> Finding:
     if not as_printed:
-        return Verdict.NOT_CONFIRMED
-    return Verdict.CONFIRMED if corrected else Verdict.PAPER_ONLY
+        return Finding.NOT_CONFIRMED
+    return Finding.CONFIRMED if corrected else Finding.PAPER_ONLY
 
 
 Figures = dict[tuple[float, float], float]
@@ -90,7 +91,7 @@ def _figure(
     rows = results.cell(
         source, task, protocol, crash_rate=crash_rate, fraction=fraction, train=metric == "best_accuracy"
     )
-    name = f"{metric}_as_printed" if metric == "round_length_s" else metric
+    name = printed_name(metric)
     return statistics.fmean(row["summary"][name] for row in rows) if rows else None
 
 
@@ -108,19 +109,19 @@ def _speed_up(results: Results, task: str, words: str, claimed: tuple[float, flo
     figures = [", ".join(_ratio(*each) for each in found) for found in ratios.values()]
     return Claim(
         words,
-        f"the largest ratio over the 20 cells is at least {_NEARLY:.0%} of the claimed one, against both rivals",
+        f"the largest ratio over the 20 cells is at least {_NEARLY:.0%} of the claimed one, against both baselines",
         tuple(figures),
-        _verdict(holds["as printed"], holds["corrected"]),
+        _finding(holds["as printed"], holds["corrected"]),
     )
 
 
 def _largest_ratios(results: Results, source: str, task: str) -> list[tuple[float, tuple[float, float]]]:
     """How many times longer the rounds of FedAvg and of FedCS are than SAFA's at most, and in which cell."""
     lengths = [_figures(results, source, task, name, "round_length_s") for name in ("safa", "fedavg", "fedcs")]
-    safa, *rivals = lengths
+    safa, *baselines = lengths
     if safa is None:
         return []
-    return [max((rival[cell] / safa[cell], cell) for cell in CELLS) for rival in rivals if rival is not None]
+    return [max((other[cell] / safa[cell], cell) for cell in CELLS) for other in baselines if other is not None]
 
 
 def _ratio(value: float, cell: tuple[float, float]) -> str:
@@ -140,7 +141,7 @@ def _futility(results: Results) -> Claim | None:
         "futility below 4% (SAFA, Task 3)",
         "the largest futility over the 20 cells is below 0.04",
         tuple(f"at most {value:.3f} (cr = {cell[0]:g}, C = {cell[1]:g})" for value, cell in worst),
-        _verdict(worst[1][0] < bound, worst[2][0] < bound),
+        _finding(worst[1][0] < bound, worst[2][0] < bound),
     )
 
 
@@ -187,7 +188,7 @@ def _lag_tolerance(results: Results) -> Claim | None:
             f"time to target up to {late:.0%} longer than with the best tau; up to {waste:.0%} of the work thrown away "
             f"(tau = 10: {least:.0%})",
         ),
-        _verdict(loss <= _SLIGHT and saved > 0, late <= _SLIGHT and waste <= _SLIGHT),
+        _finding(loss <= _SLIGHT and saved > 0, late <= _SLIGHT and waste <= _SLIGHT),
     )
 
 
@@ -206,7 +207,7 @@ def _accuracy(results: Results) -> Claim | None:
         "the mean accuracy is higher in more than half of the cells of every task that was run (corrected: of the last "
         "model after as many rounds)",
         tuple(_gains(one) for one in known),
-        _verdict(holds[1], holds[2]),
+        _finding(holds[1], holds[2]),
     )
 
 

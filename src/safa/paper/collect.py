@@ -21,6 +21,7 @@ from safa.experiments.simulate import Experiment
 from safa.experiments.sweep import one_thread
 from safa.experiments.workers import pool
 from safa.paper.grid import Job, job, lag_job
+from safa.paper.times import PRINTED_TIMES, PrintedTimes
 from safa.runs import plain
 from safa.runs.storage import append, reading, writing
 
@@ -52,8 +53,8 @@ class Results:
             for number, line in enumerate(whole[:end].splitlines(), 1):
                 try:
                     row = _read_row(line)
-                except (ValueError, RecursionError) as problem:
-                    raise SafaError(f"{path}, line {number}: {problem}") from None
+                except (ValueError, RecursionError) as error:
+                    raise SafaError(f"{path}, line {number}: {error}") from None
                 self._rows[row.pop("key")] = row
 
     def __contains__(self, asked: Job) -> bool:
@@ -124,7 +125,7 @@ def _read_row(line: bytes) -> dict[str, Any]:
 
 def _metrics(summary: Any) -> dict[str, Any]:
     """The metrics of a result, numbers as numbers; scores are there for all models or for none."""
-    if not isinstance(summary, dict) or not summary.keys() >= METRICS.keys():
+    if not isinstance(summary, dict) or not summary.keys() >= METRICS.keys() | PRINTED_TIMES.keys():
         raise ValueError("summary must hold all metrics")
     found = {name: float(value) if value in ("inf", "-inf", "nan") else value for name, value in summary.items()}
     scores = [found[name] for name in METRICS if name.endswith(("_loss", "_accuracy"))]
@@ -164,15 +165,17 @@ def _carry_out(task: Job) -> dict[str, Any]:
     start = time.perf_counter()
     with one_thread() if task.settings.train else contextlib.nullcontext():
         experiment = Experiment(task.settings)
+        times = PrintedTimes()
         closed_s: list[float] = []
         losses: list[float | None] = []
         accuracies: list[float | None] = []
         for record in experiment.rounds():
+            times.add(record)
             closed_s.append(record.closed_s)
             losses.append(record.loss)
             accuracies.append(record.accuracy)
             if record.round == task.rounds:
-                summary = plain(experiment.summary())
+                summary = plain(experiment.summary() | times.values())
             if record.round >= task.rounds and (task.target is None or reached(accuracies, task.target) is not None):
                 break
     row: dict[str, Any] = {"summary": summary}

@@ -9,7 +9,7 @@ from safa.paper.corrected import CORRECTED, Corrected
 from safa.paper.differences import DIFFERENCES
 from safa.paper.grid import CRASH_RATES, FRACTIONS
 from safa.paper.outcome import Reproduction
-from safa.paper.tables import METRICS, Comparison, PrintedTable
+from safa.paper.tables import TABLE_METRICS, Comparison, PrintedTable
 
 __all__ = ["corrected_page", "document", "table_page"]
 
@@ -50,7 +50,7 @@ def table_page(table: PrintedTable, cells: Sequence[Comparison], level: int = 1)
     parts = [f"{'#' * level} Table {table.name}: {table.title}\n"]
     for metric in table.metrics:
         own = [one for one in cells if one.cell[2] == metric]
-        what = METRICS[metric]
+        what = TABLE_METRICS[metric]
         parts.append(
             f"{what.title[0].upper()}{what.title[1:]}: {findings.count(own)}. In a cell: printed, measured mean "
             f"(central 95% of the worlds), deviation; {_SIGN} if it is not so that {what.tolerance}.\n"
@@ -105,7 +105,7 @@ def document(found: Reproduction) -> str:
         findings.ABOUT_PLACE + "\n",
     ]
     parts += [_markdown(findings.SUMMARY_HEAD, findings.summary_rows(found))]
-    parts += ["### Tolerances\n", *(f"- {each.title}: {each.tolerance}." for each in METRICS.values()), ""]
+    parts += ["### Tolerances\n", *(f"- {each.title}: {each.tolerance}." for each in TABLE_METRICS.values()), ""]
     exceptions = findings.exception_rows(found)
     if exceptions:
         parts += ["### Outside tolerance, and why\n", _markdown(["cells", "how many", "why"], exceptions)]

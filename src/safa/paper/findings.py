@@ -9,7 +9,7 @@ from safa.paper.corrected import Corrected
 from safa.paper.differences import EXCEPTIONS, sort_out
 from safa.paper.grid import CRASH_RATES, PROTOCOLS, TARGETS, TASKS
 from safa.paper.outcome import Reproduction
-from safa.paper.tables import METRICS, Comparison
+from safa.paper.tables import TABLE_METRICS, Comparison
 
 __all__ = [
     "ABOUT_CLAIMS", "ABOUT_FIRST", "ABOUT_PLACE", "CLAIM_HEAD", "CLASS_HEAD", "FIRST_HEAD", "INTRODUCTION", "NAMES",
@@ -90,7 +90,7 @@ def exception_rows(found: Reproduction) -> list[list[str]]:
 
 def _where(one: Comparison) -> str:
     task, protocol, metric, crash_rate, fraction = one.cell
-    return f"{METRICS[metric].title}, {task}, {NAMES[protocol]}, cr = {crash_rate:g}, C = {fraction:g}"
+    return f"{TABLE_METRICS[metric].title}, {task}, {NAMES[protocol]}, cr = {crash_rate:g}, C = {fraction:g}"
 
 
 def first_rows(found: Reproduction) -> list[list[str]]:
@@ -122,8 +122,8 @@ FIRST_HEAD = ["task", "cr", "SAFA", "FedAvg", "FedCS", "FedAvg / SAFA", "first"]
 
 
 def claim_rows(found: Reproduction) -> list[list[str]]:
-    """The claims, their verdicts and what decides them."""
-    return [[one.words, f"**{one.verdict}**", *one.figures] for one in found.claims]
+    """The claims, what was found of each, and what decides it."""
+    return [[one.words, f"**{one.finding}**", *one.figures] for one in found.claims]
 
 
 def rules(found: Reproduction) -> list[str]:
@@ -132,7 +132,7 @@ def rules(found: Reproduction) -> list[str]:
     return [f"{' / '.join(one.words for one in found.claims if one.rule == rule)}: {rule}." for rule in rules]
 
 
-CLAIM_HEAD = ["claim", "verdict", "the paper's own tables", "measured as the paper accounts", "measured, corrected"]
+CLAIM_HEAD = ["claim", "finding", "the paper's own tables", "measured as the paper accounts", "measured, corrected"]
 ABOUT_CLAIMS = (
     "What counts as holding was settled after first results had been seen, so hold the figures themselves against your "
     "own idea of it:"
@@ -156,7 +156,7 @@ def in_short(found: Reproduction) -> str:
     """The reproduction in two sentences."""
     cells = found.cells
     within = sum(one.within for one in cells)
-    verdicts = Counter(str(one.verdict) for one in found.claims)
-    judged = f" Of {len(found.claims)} claims, " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) + "."
+    counted = Counter(str(one.finding) for one in found.claims)
+    judged = f" Of {len(found.claims)} claims, " + ", ".join(f"{n} {finding}" for finding, n in counted.items()) + "."
     met = f"{within} of {len(cells)} printed figures are within tolerance." if cells else "No table was run."
     return met + (judged if found.claims else "") + "\n"

@@ -1,4 +1,4 @@
-"""What there is of a reproduction: comparisons, corrected cells, verdicts and figures, read from a folder."""
+"""What there is of a reproduction: comparisons, corrected cells, claims and figures, read from a folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reproduction:
 
     @cached_property
     def claims(self) -> list[Claim]:
-        """The verdicts."""
+        """The claims for which there are results, with what was found of them."""
         return claims(self.results)
 
     @cached_property

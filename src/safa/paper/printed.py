@@ -6,14 +6,14 @@ import csv
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["Cell", "printed"]
+__all__ = ["TableCell", "printed"]
 
-Cell = tuple[str, str, str, float, float]
+TableCell = tuple[str, str, str, float, float]
 """Task, protocol, metric, crash rate, fraction."""
 
 
 @cache
-def printed() -> dict[Cell, float]:
+def printed() -> dict[TableCell, float]:
     """All 960 cells (Wu et al., IEEE Transactions on Computers 2020, doi 10.1109/TC.2020.2994391)."""
     text = (files("safa.paper") / "tables.csv").read_text(encoding="utf-8")
     return {

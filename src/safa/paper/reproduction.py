@@ -64,8 +64,8 @@ def write_reproduction(folder: Path, *, bias: Sequence[BiasReport] = ()) -> Path
         files, figures = _files(found), found.figures
     except SafaError:
         raise
-    except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
-        raise SafaError(f"the results in {folder / RESULTS} do not fit together: {problem}") from problem
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise SafaError(f"the results in {folder / RESULTS} do not fit together: {error}") from error
     for name in ("tables", "figures"):
         (folder / name).mkdir(exist_ok=True)
     for figure in figures:

@@ -16,14 +16,15 @@ import numpy as np
 
 from safa.paper.collect import Results
 from safa.paper.grid import CRASH_RATES, FRACTIONS, PROTOCOLS
-from safa.paper.printed import Cell, printed
+from safa.paper.printed import TableCell, printed
+from safa.paper.times import printed_name
 from safa.tasks import TASKS
 
-__all__ = ["METRICS", "PRINTED_TABLES", "Comparison", "Metric", "PrintedTable", "compare"]
+__all__ = ["TABLE_METRICS", "PRINTED_TABLES", "Comparison", "TableMetric", "PrintedTable", "compare"]
 
 
 @dataclass(frozen=True)
-class Metric:
+class TableMetric:
     """A quantity of the tables."""
 
     title: str
@@ -42,12 +43,12 @@ class Metric:
         return f"the mean is within {near} of the printed figure, or that is among the central 95% of the worlds"
 
 
-METRICS = {
-    "round_length_s": Metric("average length of a round", "s", 2, 0.05, relative=True),
-    "t_dist_s": Metric("average T_dist", "s", 2, 0.02, relative=True),
-    "sync_ratio": Metric("SR", "", 3, 0.02),
-    "futility": Metric("futility", "", 2, 0.02),
-    "best_accuracy": Metric("best accuracy", "", 4, 0.02),
+TABLE_METRICS = {
+    "round_length_s": TableMetric("average length of a round", "s", 2, 0.05, relative=True),
+    "t_dist_s": TableMetric("average T_dist", "s", 2, 0.02, relative=True),
+    "sync_ratio": TableMetric("SR", "", 3, 0.02),
+    "futility": TableMetric("futility", "", 2, 0.02),
+    "best_accuracy": TableMetric("best accuracy", "", 4, 0.02),
 }
 """The metrics of the printed tables."""
 
@@ -68,7 +69,7 @@ class PrintedTable:
     @property
     def title(self) -> str:
         """What it shows."""
-        what = " and ".join(METRICS[metric].title for metric in self.metrics)
+        what = " and ".join(TABLE_METRICS[metric].title for metric in self.metrics)
         return f"{what[0].upper()}{what[1:]}, Task {_TASK_NUMBER[self.task]} ({self.task})"
 
     @property
@@ -97,14 +98,14 @@ PRINTED_TABLES = [
 class Comparison:
     """A printed figure and what many worlds give for it."""
 
-    cell: Cell
+    cell: TableCell
     printed: float
     values: Sequence[float]
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> TableMetric:
         """What is compared."""
-        return METRICS[self.cell[2]]
+        return TABLE_METRICS[self.cell[2]]
 
     @cached_property
     def mean(self) -> float:
@@ -158,14 +159,14 @@ def compare(table: PrintedTable, results: Results) -> list[Comparison]:
     return [comparison for comparison in found if comparison.values]
 
 
-def _values(cell: Cell, results: Results) -> list[float]:
+def _values(cell: TableCell, results: Results) -> list[float]:
     """What the worlds give for a cell, accounted for as the paper did."""
     task, protocol, metric, crash_rate, fraction = cell
     train = metric == "best_accuracy"
     rows = results.cell("as printed", task, protocol, crash_rate=crash_rate, fraction=fraction, train=train)
-    as_printed = metric in ("round_length_s", "t_dist_s")
+    name = printed_name(metric)
     scale = _asked(task, fraction) if metric == "sync_ratio" and protocol in ("fedavg", "fedcs") else 1.0
-    return [scale * row["summary"][f"{metric}_as_printed" if as_printed else metric] for row in rows]
+    return [scale * row["summary"][name] for row in rows]
 
 
 def _asked(task: str, fraction: float) -> float:

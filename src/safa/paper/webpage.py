@@ -8,7 +8,7 @@ from safa.paper import findings
 from safa.paper.corrected import CORRECTED, Corrected
 from safa.paper.differences import DIFFERENCES
 from safa.paper.outcome import Reproduction
-from safa.paper.tables import METRICS, Comparison, PrintedTable
+from safa.paper.tables import TABLE_METRICS, Comparison, PrintedTable
 from safa.report.page import OUTSIDE, Block, Cell, Column, Mark, Section, Table, Words, render
 
 __all__ = ["webpage"]
@@ -43,7 +43,7 @@ def _what_holds(found: Reproduction) -> list[Block]:
     blocks: list[Block] = []
     if found.claims:
         rows: list[list[str | Cell]] = [
-            [one.words, Cell(one.verdict, mark=_TONES.get(one.verdict, Mark("~", "by the paper's accounting only"))),
+            [one.words, Cell(one.finding, mark=_TONES.get(one.finding, Mark("~", "by the paper's accounting only"))),
              *one.figures]
             for one in found.claims
         ]  # fmt: skip
@@ -84,10 +84,10 @@ def _printed_table(table: PrintedTable, cells: Sequence[Comparison]) -> Table:
     for one in cells:
         _, protocol, metric, crash_rate, fraction = one.cell
         numbers = [crash_rate, fraction, one.printed, one.mean, *one.spread]
-        digits = METRICS[metric].digits
+        digits = TABLE_METRICS[metric].digits
         shown = [f"{crash_rate:g}", f"{fraction:g}", f"{one.printed:g}", *(f"{x:.{digits}f}" for x in numbers[3:])]
         rows.append([
-            findings.NAMES[protocol], METRICS[metric].title, *map(Cell, shown, numbers),
+            findings.NAMES[protocol], TABLE_METRICS[metric].title, *map(Cell, shown, numbers),
             Cell(str(len(one.values)), len(one.values)),
             Cell(findings.deviation(one), one.deviation, None if one.within else OUTSIDE),
         ])  # fmt: skip

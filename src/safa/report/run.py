@@ -128,13 +128,11 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _facts(settings: Settings, values: dict[str, Any]) -> list[Fact]:
-    """The metrics; what the paper's tables print differently is of interest under its own clock only."""
+    """The metrics, and what was refused."""
     return [
         Fact(name, value_of(name, value), METRICS.get(name, ""))
         for name, value in values.items()
-        if value is not None
-        and not isinstance(value, dict)
-        and (settings.clock == "paper" or not name.endswith("_as_printed"))
+        if value is not None and not isinstance(value, dict)
     ] + [
         Fact(f"{name}: {reason}", number(count), "updates refused before the protocol saw them")
         for name, value in values.items()

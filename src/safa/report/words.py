@@ -59,7 +59,7 @@ def value_of(name: str, value: Any) -> str:
     if name.startswith("bytes_"):
         size, unit = next(pair for pair in _BYTES if value >= pair[0])
         return f"{value / (size or 1):.4g} {unit}"
-    if not name.endswith(("_s", "_s_as_printed")):
+    if not name.endswith("_s"):
         return text
     return f"{text} s ({value / 3600:.3g} h)" if value >= 7200 else f"{text} s"
 

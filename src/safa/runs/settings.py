@@ -14,16 +14,16 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from safa.errors import SafaError
-from safa.paper import PRESETS
 from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
+from safa.runs import presets
 from safa.tasks import Task, check_partition, find_task
 from safa.vocabulary import FAULT_MODELS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
 
@@ -74,7 +74,7 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-_RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "rivals of SAFA"
+_RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "other protocols"
 _LEARN = "learning"
 
 _CAUSAL = {"clock": ("causal",)}
@@ -124,7 +124,7 @@ class Settings:
 
     crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
     fault_model: str = option(
-        "attempt", "whether a client is struck once per attempt or once per round (causal clock)", group=_WORLD,
+        "attempt", "whether a crash is drawn once per attempt or once per round (causal clock)", group=_WORLD,
         choices=FAULT_MODELS, needs=_CAUSAL,
     )  # fmt: skip
     keep_progress: bool = option(
@@ -220,13 +220,9 @@ class Settings:
     )
     eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
     eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
-    keep_best: bool = option(
-        False, "send out the best model so far by test loss, as the paper did: this peeks at the test set", group=_LEARN
+    server_optimiser: str = option(
+        "none", "what is wrapped around the aggregator, or your own as package.module:Class", group=_LEARN
     )
-    warm_start: bool = option(
-        False, "start the cache from one epoch of training by every client, as the paper did", group=_LEARN,
-        needs={"protocol": ("safa", "local")},
-    )  # fmt: skip
     memory_mb: float = option(
         4096.0, "memory for models and updates; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
     )
@@ -240,11 +236,11 @@ class Settings:
 
     @classmethod
     def of(
-        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any
+        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | Path | None = None, **given: Any
     ) -> Self:
-        """Settings for a task: its defaults, then `base`, then a preset (such as "paper"), then what is given.
+        """Settings for a task: its defaults, then `base`, then a preset (see `safa.runs.presets`), then what is given.
 
-        A preset brings the task's defaults along, so that it sets all of the paper's Table II. What is given or in
+        A preset brings the task's defaults along, so that it decides whatever is not given with it. What is given or in
         `base` must have an effect in the run, or its default value.
         """
         settings, changed = cls.combined(task, base=base, preset=preset, **given)
@@ -253,20 +249,18 @@ class Settings:
 
     @classmethod
     def combined(
-        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | None = None, **given: Any
+        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | Path | None = None, **given: Any
     ) -> tuple[Self, list[str]]:
         """The settings that `of` makes, before `refuse_unused`, and the names of those that must have an effect.
 
         These are what was given with a value that is neither the default nor the preset's, and of `base`, which may be
-        the config file of a run with a preset, what has neither the default value nor that of any preset.
+        the config file of a run with a preset, what has neither the default value nor that of a preset of the package.
         """
-        if preset is not None and preset not in PRESETS:
-            raise SafaError(f"there is no preset {preset!r}; there is {', '.join(PRESETS)}")
         if not isinstance(task, str | Task):
             raise SafaError(f"a task is given by its name, not as {task!r}")
         chosen = task if isinstance(task, Task) else find_task(task)
         defaults = _defaults(chosen)
-        fixed = defaults | dict(PRESETS[preset]) if preset else {}
+        fixed = defaults | dict(presets.read(preset)) if preset is not None else {}
         values = defaults | dict(base or {}) | fixed | given
         unknown = values.keys() - {item.name for item in fields(cls)}
         if unknown:
@@ -275,13 +269,14 @@ class Settings:
         usual = {item.name: [item.default] for item in fields(cls) if item.default is not MISSING}
         usual |= {name: [value] for name, value in defaults.items()}
         named = [*given, *values.get("protocol_options", {})]
-        changed = [name for name in named if settings._differs(name, usual, [fixed])]
+        changed = [name for name in named if settings._differs(name, usual, [fixed[name]] if name in fixed else [])]
         of_base = [name for name in base or () if name not in named]
-        return settings, changed + [name for name in of_base if settings._differs(name, usual, PRESETS.values())]
+        changed += [name for name in of_base if settings._differs(name, usual, presets.values_of_all(name))]
+        return settings, changed
 
-    def _differs(self, name: str, usual: Mapping[str, list[Any]], presets: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether a setting has a value of its own: neither the usual one nor that of one of these presets."""
-        harmless = usual.get(name, []) + [preset[name] for preset in presets if name in preset]
+    def _differs(self, name: str, usual: Mapping[str, list[Any]], preset: Sequence[Any]) -> bool:
+        """Whether a setting has a value of its own: neither a usual one nor one that a preset gives it."""
+        harmless = [*usual.get(name, ()), *preset]
         return bool(harmless) and getattr(self, name) not in harmless
 
     def __post_init__(self) -> None:
@@ -360,11 +355,11 @@ class Settings:
         """The settings that a config file gives, `task` among them, to be passed on to `Settings.of`."""
         try:
             found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise SafaError(f"cannot read {path}: {reason}") from None
-        except (ValueError, RecursionError) as problem:  # a number of too many digits, tables too deep
-            raise SafaError(f"{path} is not a config file: {problem}") from None
+        except (ValueError, RecursionError) as error:  # a number of too many digits, tables too deep
+            raise SafaError(f"{path} is not a config file: {error}") from None
         made_as = found.pop("format", FORMAT)
         if made_as != FORMAT:
             raise SafaError(f"{path} is of a format that this version cannot read: {made_as!r} instead of {FORMAT!r}")

@@ -91,8 +91,6 @@ class Conductor:
         run = load_run(folder)
         self.folder, self.settings = folder, run.settings
         self.options = Options.read(folder / OPTIONS_FILE)
-        if self.settings.warm_start:
-            raise SafaError("warm_start is a habit of the paper's experiments; devices start from one model")
         problem = self._problem = load_problem(self.settings.task)
         layout = Layout(problem.start_model(self.settings.seed))
         self._travel = Travel(layout, cast(Kind, self.options.wire))

@@ -180,8 +180,6 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
     """Make the folder of a run that is to be deployed."""
     if not settings.train:
         raise SafaError("a deployment trains a model; rounds alone can only be simulated")
-    if settings.warm_start:
-        raise SafaError("warm_start is a habit of the paper's experiments; devices start from one model")
     if link.keys and not link.local:
         check_keys(folder / link.keys)
     if link.port:

@@ -1,0 +1,119 @@
+"""Two habits of the paper's experiments, wrapped around any aggregator.
+
+Whatever a step makes, the best model so far by *test* loss is sent out: this looks at the test set, which nobody who
+wants to know how good a model is may do. And where there is an entry per client, it begins with what the client trains
+in one epoch from w(0). Both are needed to reproduce the printed tables and for nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.aggregation.aggregator import Aggregator, Step, Updates
+from safa.aggregation.rows import RowTable, Versions, rows_that_fit
+from safa.errors import SafaError
+from safa.protocol.records import Ids
+
+__all__ = ["AsPrinted"]
+
+_INSIDE = "inside."  # what the names of the inner aggregator's state begin with
+_MIRRORED = ("rules", "compares", "keeps_entries", "trains_own_models")
+_ROWS_PER_UPDATE = 6  # what an update takes: its start, itself, and what is made of them on the way
+
+Evaluate = Callable[[Tensor], float]
+Train = Callable[[Ids, Tensor, int], Tensor]
+
+
+class AsPrinted(Aggregator):
+    """The best model so far by test loss, of an aggregator whose entries begin with one epoch of training."""
+
+    name = "as-printed"
+    caution = "the model is chosen by its loss on the test set, as in the paper; use this for reproduction only"
+    """What somebody who uses it has to know."""
+    not_deployed = "the habits of the paper's experiments (server_optimiser) cannot be deployed: devices start from w(0)"
+    """Why it is refused where clients are not simulated."""
+
+    def __init__(self, inner: Aggregator) -> None:
+        self.inner = inner
+        vars(self).update({name: getattr(inner, name) for name in _MIRRORED})
+
+    def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
+        """Begin with no best model yet."""
+        super().begin(versions, sizes, memory_mb=memory_mb)
+        self.inner.begin(versions, sizes, memory_mb=memory_mb)
+        self._clients = len(sizes)
+        self._loss, self._best = math.nan, versions.model
+
+    def prepare(self, *, evaluate: Evaluate, train: Train | None) -> None:
+        """Keep the means of judging a model, and train the first entries."""
+        if train is None:
+            raise SafaError(self.not_deployed)
+        self.inner.prepare(evaluate=evaluate, train=train)
+        self._evaluate = evaluate
+        if self.keeps_entries:
+            self._train_entries(train)
+
+    def _train_entries(self, train: Train) -> None:
+        """The entry of every client := what it trains in one epoch from w(0), in parts that fit the memory."""
+        start = self.versions.model
+        most = rows_that_fit(start, self.memory_mb, times=_ROWS_PER_UPDATE)
+        for first in range(0, self._clients, most):
+            clients = np.arange(first, min(first + most, self._clients))
+            starts = start.expand(len(clients), -1)
+            self.inner.keep(_entries(clients, train(clients, starts, 1), starts, self.versions.latest))
+
+    def step(self, step: Step) -> Tensor:
+        """The model that the aggregator inside makes if its test loss is the lowest so far, else the best so far."""
+        model = self.inner.step(step)
+        loss = self._evaluate(model)
+        if math.isnan(self._loss) or loss < self._loss:
+            self._loss, self._best = loss, model
+        return self._best
+
+    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
+        """Clients have joined and left: the aggregator inside follows."""
+        self.inner.follow(joined, sizes, left)
+
+    def keep(self, updates: Updates) -> None:
+        """Updates of a round that makes no version: for the aggregator inside."""
+        self.inner.keep(updates)
+
+    def entries(self, clients: Ids) -> Tensor:
+        """The entries of the aggregator inside."""
+        return self.inner.entries(clients)
+
+    def references(self) -> set[int]:
+        """The versions that the aggregator inside needs."""
+        return self.inner.references()
+
+    # -- to be continued later ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """The best model, its loss, and the state of the aggregator inside."""
+        inside = {_INSIDE + name: value for name, value in self.inner.state().items()}
+        return inside | {"best": self._best.cpu(), "loss": torch.tensor(self._loss, dtype=torch.float64)}
+
+    def tables(self) -> Mapping[str, RowTable]:
+        """The tables of the aggregator inside."""
+        return self.inner.tables()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`."""
+        self._best = state["best"].to(self.versions.model.device, copy=True)
+        self._loss = float(state["loss"])
+        inside = {name: value for name, value in state.items() if name.startswith(_INSIDE)}
+        self.inner.restore({name.removeprefix(_INSIDE): value for name, value in inside.items()})
+
+
+def _entries(clients: Ids, rows: Tensor, starts: Tensor, version: int) -> Updates:
+    """Updates that change no coefficient; those with a NaN or an infinite number are left out."""
+    sound = torch.isfinite(rows).all(dim=1)
+    kept = clients[sound.cpu().numpy()]
+    base, weight, picked = np.full(len(kept), version), np.zeros(len(kept)), np.zeros(len(kept), np.bool_)
+    return Updates(kept, base, weight, picked, rows[sound], starts[sound])

@@ -79,13 +79,16 @@ class Aggregator(ABC):
     """Whether it holds an entry per client; only then it is given undrafted updates, one step later."""
     trains_own_models: ClassVar[bool] = False
     """Whether a client starts from its own entry instead of from a global model."""
+    run_settings: ClassVar[tuple[str, ...]] = ()
+    """For an aggregator of another package: its parameters that are to be filled from the run's settings of that name,
+    besides those that it has from a class of this package."""
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin with w(0), the only one of the `versions`, and clients of these n_k; `memory_mb` is for entries."""
         self.versions = versions
         self.memory_mb = memory_mb
 
-    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
+    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:  # noqa: B027
         """Clients have joined or come back, with these n_k, and left, since the last step.
 
         A client that is in both is there before and after, with its new n_k.
@@ -94,6 +97,12 @@ class Aggregator(ABC):
     @abstractmethod
     def step(self, step: Step) -> Tensor:
         """The next global model; the one before it is `self.versions.model`."""
+
+    def keep(self, updates: Updates) -> None:  # noqa: B027
+        """Take in updates of a round that makes no version, or entries to begin with; there may be several parts.
+
+        Only where there is an entry per client it makes a difference.
+        """
 
     def entries(self, clients: Ids) -> Tensor:
         """The entries of these clients, one row each, where there is an entry per client."""
@@ -113,5 +122,5 @@ class Aggregator(ABC):
         """What is held in rows, by name; a checkpoint writes the rows that have changed."""
         return {}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Continue from `state`; the tables, and the versions, have been restored before."""

@@ -2,59 +2,258 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from safa.errors import SafaError
 from safa.records import Ids
 
-__all__ = ["RowTable", "Versions"]
+__all__ = ["RowTable", "Versions", "give_back_memory", "rows_that_fit"]
+
+_BLOCK_BYTES = 2**24  # rows are allocated in blocks of about this size
+_NO_END = 2**62
+
+
+def rows_that_fit(like: Tensor, memory_mb: float, *, times: int = 1) -> int:
+    """How many rows like this one fit a budget if each takes so many times its size; at least one."""
+    return max(1, int(memory_mb * 2**20 / (times * like.numel() * like.element_size())))
+
+
+def give_back_memory() -> None:
+    """Let the system have memory that was freed; glibc keeps pieces of up to 32 MB, in which no new row may fit."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class RowTable:
-    """Rows of one length by number (of a client, a version, ...), made as they are put."""
+    """Rows of one length by number (of a client, a version, ...), made as they are put.
+
+    They lie in blocks that are allocated one after the other, so that a new row moves no other. The first blocks are in
+    memory, beside the row that the table was made like; all others are memory-mapped files. The place of a row that was
+    dropped is used again, one in memory first.
+    """
 
     def __init__(self, like: Tensor, *, memory_mb: float) -> None:
         """Rows are like this one in length, type and device; beyond `memory_mb` they are held in files."""
+        size = like.numel() * like.element_size()
+        fit = int(memory_mb * 2**20 / size)
+        per_block = max(1, _BLOCK_BYTES // size)
+        self._per_block = min(per_block, fit) if fit else per_block
+        self.room = fit // self._per_block * self._per_block
+        """How many rows are held in memory at most."""
+        self._like = like.new_empty(1).expand(like.numel())
+        self._blocks: dict[int, Tensor] = {}
+        self._in_memory, self._in_files = _Places(0, self.room), _Places(self.room, _NO_END)
+        self._place = np.empty(0, dtype=np.int64)  # of each number; -1 where there is no row
+        self._changed = np.empty(0, dtype=np.bool_)
 
     def put(self, numbers: Ids, rows: Tensor) -> None:
-        """The rows of these numbers := these."""
+        """The rows of these numbers, which are different ones, := these."""
+        if len(numbers):
+            self._know(int(numbers.max()) + 1)
+            places = self._place[numbers]
+            new = np.flatnonzero(places < 0)
+            places[new] = self._new_places(len(new))
+            self._write(places, rows)
+            self._place[numbers] = places
+            self._changed[numbers] = True
 
     def get(self, numbers: Ids) -> Tensor:
         """A copy of the rows of these numbers, [K, d]; a `KeyError` where there is none."""
+        return self._read(self._places_of(numbers))
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget these rows."""
+        """Forget these rows; a number that has none is passed over."""
+        chosen = np.fromiter(numbers, dtype=np.int64)
+        chosen = np.unique(chosen[chosen < len(self._place)])
+        self._give_back(self._place[chosen])
+        self._place[chosen] = -1
+        self._changed[chosen] = False
+
+    def spill(self, numbers: Ids) -> None:
+        """Move these rows to files, so that there is room in memory for others."""
+        places = self._places_of(numbers)
+        chosen = numbers[places < self.room]
+        if len(chosen):
+            old, new = self._place[chosen], np.array(self._in_files.take(len(chosen)), dtype=np.int64)
+            self._write(new, self._read(old))
+            self._place[chosen] = new
+            self._give_back(old)
 
     @property
     def numbers(self) -> Ids:
         """The numbers that have a row, in rising order."""
+        return np.flatnonzero(self._place >= 0)
 
     def take_changed(self) -> Ids:
         """The numbers whose rows were put since this was last asked, in rising order; dropped ones are left out."""
+        changed = np.flatnonzero(self._changed)
+        self._changed[:] = False
+        return changed
+
+    def restore(self, numbers: Ids, rows: Tensor) -> None:
+        """These rows, which a checkpoint has, in place of all that are here; none of them counts as changed."""
+        self.drop(self.numbers)
+        self.put(numbers, rows)
+        self.take_changed()
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def _know(self, count: int) -> None:
+        """Extend the lists of numbers to `count`, with as much again for those to come."""
+        if count > len(self._place):
+            more = max(count, 2 * len(self._place)) - len(self._place)
+            self._place = np.append(self._place, np.full(more, -1))
+            self._changed = np.append(self._changed, np.zeros(more, dtype=np.bool_))
+
+    def _places_of(self, numbers: Ids) -> Ids:
+        known = numbers[numbers < len(self._place)]
+        if len(known) < len(numbers) or np.any(self._place[known] < 0):
+            raise KeyError(f"there is no row of {sorted(set(numbers.tolist()) - set(self.numbers.tolist()))[0]}")
+        return self._place[numbers]
+
+    def _new_places(self, count: int) -> Ids:
+        """Places for so many new rows, in memory as far as there is room."""
+        found = self._in_memory.take(count)
+        return np.array(found + self._in_files.take(count - len(found)), dtype=np.int64)
+
+    def _give_back(self, places: Ids) -> None:
+        self._in_memory.give_back(places[(places >= 0) & (places < self.room)])
+        self._in_files.give_back(places[places >= self.room])
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _write(self, places: Ids, rows: Tensor) -> None:
+        for block, offsets, which in self._by_block(places):
+            held = self._block(block)
+            held[_index(offsets, held)] = rows[_index(which, rows)].to(held)
+
+    def _read(self, places: Ids) -> Tensor:
+        found = self._like.new_empty(len(places), self._like.numel())
+        for block, offsets, which in self._by_block(places):
+            held = self._block(block)
+            found[_index(which, found)] = held[_index(offsets, held)].to(found.device)
+        return found
+
+    def _by_block(self, places: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Each block that has some of these places, with where they are in it and which of the places they are."""
+        blocks, offsets = np.divmod(places, self._per_block)
+        order = np.argsort(blocks, kind="stable")
+        for which in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+            if len(which):
+                yield int(blocks[which[0]]), offsets[which], which
+
+    def _block(self, number: int) -> Tensor:
+        if number not in self._blocks:
+            in_memory = number * self._per_block < self.room
+            shape = self._per_block, self._like.numel()
+            self._blocks[number] = self._like.new_empty(shape) if in_memory else _mapped(self._per_block, self._like)
+        return self._blocks[number]
 
 
 class Versions:
-    """The global models that somebody may still start from, by version."""
+    """The global models that somebody may still start from, by version.
+
+    They may be as many as there are clients. A quarter of `memory_mb` is for them; beyond that, the oldest are moved to
+    memory-mapped files. The latest is always in memory.
+    """
 
     def __init__(self, start: Tensor, *, memory_mb: float = 4096.0) -> None:
         """`start` is w(0) as a row."""
-
-    latest: int
-    table: RowTable
+        self.table = RowTable(start, memory_mb=memory_mb / 4)
+        self._in_memory: dict[int, None] = {}  # oldest first
+        self._spilled: set[int] = set()
+        self.add(0, start)
 
     @property
     def model(self) -> Tensor:
         """The latest global model."""
+        return self._model
 
     def add(self, version: int, model: Tensor) -> None:
         """Keep a new version, which is the latest from now on."""
+        self._spilled.discard(version)
+        self._in_memory.pop(version, None)
+        self._in_memory[version] = None
+        while len(self._in_memory) > max(1, self.table.room):
+            self._spill(next(iter(self._in_memory)))
+        self.table.put(np.array([version]), model.unsqueeze(0))
+        self.latest, self._model = version, model
 
-    def __getitem__(self, version: int) -> Tensor: ...
+    def _spill(self, version: int) -> None:
+        del self._in_memory[version]
+        self.table.spill(np.array([version]))
+        self._spilled.add(version)
+
+    def __getitem__(self, version: int) -> Tensor:
+        return self._model if version == self.latest else self.table.get(np.array([version]))[0]
 
     def rows(self, versions: Ids) -> Tensor:
         """The models of these versions, one row each."""
+        distinct, places = np.unique(versions, return_inverse=True)
+        found = self.table.get(distinct)
+        return found[_index(places, found)]
 
     def forget_all_but(self, needed: Iterable[int]) -> None:
         """Drop the versions that nobody needs any more; the latest always stays."""
+        gone = {*self._in_memory, *self._spilled} - {*needed, self.latest}
+        self.table.drop(gone)
+        self._spilled -= gone
+        for version in gone & self._in_memory.keys():
+            del self._in_memory[version]
+
+    def restore(self, numbers: Ids, rows: Tensor) -> None:
+        """These models, which a checkpoint has, in place of all that are here; none of them counts as changed."""
+        self.table.drop(self.table.numbers)
+        self._in_memory.clear()
+        self._spilled.clear()
+        for place in np.argsort(numbers):
+            self.add(int(numbers[place]), rows[int(place)].to(self._model.device, copy=True))
+        self.table.take_changed()
+
+
+class _Places:
+    """The places from `first` up to `end`: taken in order, those that were given back before all others."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._next, self._end = first, end
+        self._free: list[int] = []
+
+    def take(self, most: int) -> list[int]:
+        """As many as there are, at most so many."""
+        again = [self._free.pop() for _ in range(min(most, len(self._free)))]
+        fresh = range(self._next, min(self._end, self._next + most - len(again)))
+        self._next += len(fresh)
+        return [*again, *fresh]
+
+    def give_back(self, places: Ids) -> None:
+        self._free.extend(places.tolist())
+
+
+def _index(places: Ids, of: Tensor) -> Tensor:
+    return torch.from_numpy(places).to(of.device)
+
+
+def _mapped(count: int, like: Tensor) -> Tensor:
+    """Room for `count` rows in a memory-mapped file, which is gone when nothing refers to it any more."""
+    size = count * like.numel()
+    try:
+        with tempfile.TemporaryDirectory(prefix="safa-models-") as folder:
+            path = Path(folder) / "rows"
+            with path.open("wb") as file:  # takes the room on the disk now: later, there is no way to report its lack
+                os.posix_fallocate(file.fileno(), 0, size * like.element_size())
+            return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(count, like.numel())
+    except OSError as problem:
+        needed = size * like.element_size() / 2**20
+        raise SafaError(
+            f"models of {needed:.0f} MB do not fit memory_mb and cannot be held in a file in {tempfile.gettempdir()}: "
+            f"{problem.strerror}"
+        ) from None

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"numpy"},
     "report": {"numpy", "altair", "vl_convert", "safa.analysis", "safa.runs", "safa.runs.settings"},
     "paper": {"numpy", "torch", "altair", "rich", "safa"},
-    "testing": {"numpy", "safa.protocol"},
+    "testing": {"numpy", "torch", "safa.aggregation", "safa.protocol"},
     "deploy": {"numpy", "torch", "flwr", "httpx", "uvicorn", "cryptography", "safetensors", "rich", "safa"},
 }
 """Room -> what it may import besides the standard library, itself and the hall."""

@@ -1,14 +1,25 @@
-"""Checks for protocols, yours included: `check_protocol` drives one through random rounds and asserts the contract.
+"""Checks for protocols and aggregators, yours included: they are driven through random rounds and steps.
 
-    from safa.testing import check_protocol
-    from my_package import MyProtocol
+    from safa.testing import check_aggregator, check_protocol
+    from my_package import MyAggregator, MyProtocol
 
     def test_my_protocol() -> None:
         check_protocol(lambda sizes: MyProtocol(sizes, fraction=0.3))
 
+    def test_my_aggregator() -> None:
+        check_aggregator(lambda: MyAggregator(strength=0.3))
+
 Every check raises `AssertionError` with a sentence that says which promise was broken, and after which seed.
 """
 
+from safa.testing.aggregators import PlayedStep, check_aggregator
 from safa.testing.conformance import check_protocol, check_refusals, check_rounds, check_splitting
 
-__all__ = ["check_protocol", "check_refusals", "check_rounds", "check_splitting"]
+__all__ = [
+    "PlayedStep",
+    "check_aggregator",
+    "check_protocol",
+    "check_refusals",
+    "check_rounds",
+    "check_splitting",
+]

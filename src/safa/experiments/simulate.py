@@ -33,10 +33,10 @@ __all__ = [
     "CLIENT_METRICS",
     "Experiment",
     "Learning",
-    "play",
     "resume",
+    "resume_run",
+    "run_to_end",
     "simulate",
-    "take_up",
 ]
 
 _DEPLOYED = "deploy.toml"
@@ -91,7 +91,7 @@ class Experiment:
         return self._learning.learner.state() if self._learning else {}
 
     def notes(self) -> dict[str, str]:
-        """What is kept with `state`, so that it is not taken up with another problem."""
+        """What is kept with `state`, so that it is not resumed with another problem."""
         return _about(self._problem) if self._problem else {}
 
     def model(self) -> dict[str, Tensor] | None:
@@ -104,7 +104,7 @@ class Experiment:
         return self._metrics.values() | extra
 
 
-def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
+def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
     """Run an experiment to its end, a record a round, and write its folder as it goes."""
     settings = experiment.settings
     try:
@@ -122,7 +122,7 @@ def play(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundReco
         writer.close(experiment.summary(), experiment.model())
 
 
-def take_up(
+def resume_run(
     folder: str | Path,
     problem: str | Problem | None = None,
     *,
@@ -138,7 +138,7 @@ def take_up(
     if (Path(folder) / _DEPLOYED).exists():
         raise SafaError(f"the run in {folder} is a deployment; safa deploy server (or local) --resume {folder} goes on")
     if run.summary is not None:
-        raise SafaError(f"the run in {folder} came to its end; there is nothing to take up")
+        raise SafaError(f"the run in {folder} came to its end; there is nothing to resume")
     there = sum(1 for _ in run.records()) if run.has_rounds() else 0
     found = run.load_checkpoint(most=there)
     if found.other_settings:
@@ -192,8 +192,8 @@ def resume(folder: str | Path, problem: str | Problem | None = None) -> Run:
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
     built in: the problem itself, or its name as `package.module:attribute`.
     """
-    experiment, writer = take_up(folder, problem)
-    for _ in play(experiment, writer):
+    experiment, writer = resume_run(folder, problem)
+    for _ in run_to_end(experiment, writer):
         pass
     return load_run(folder)
 
@@ -217,7 +217,7 @@ def simulate(
     experiment = Experiment(chosen, problem)
     chosen = experiment.settings
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
-    records = list(play(experiment, writer))
+    records = list(run_to_end(experiment, writer))
     return Run(
         settings=chosen,
         summary=experiment.summary(),

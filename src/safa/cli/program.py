@@ -72,14 +72,14 @@ def _sentence(error: Exception) -> str:
 
 def entry() -> NoReturn:
     """The `safa` command."""
-    # When the program is stopped, Python's resource tracker removes what is left and warns about it; users need no warning.
+    # When the program is stopped, Python's resource tracker removes what is left; its warning is of no use to people.
     filters = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the shell has it ignored
         signal.signal(signal.SIGINT, _first_interrupt)
     code = main()
     if code == _STOPPED:
-        # All results are on the disk already. The ordinary exit would wait for worker processes; they end by themselves.
+        # All results are on the disk already. The ordinary exit waits for worker processes; they end by themselves.
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -24,17 +24,7 @@ from safa.errors import SafaError
 from safa.protocol import registry
 from safa.protocol.records import RecordOrder, RoundRecord
 from safa.runs.settings import FORMAT, Settings, as_toml
-from safa.runs.storage import (
-    PART,
-    append,
-    read_json,
-    read_sealed,
-    read_tensors,
-    reading,
-    write_atomically,
-    write_sealed,
-    writing,
-)
+from safa.runs.storage import PART, append, read_json, read_sealed, read_tensors, reading, write_atomically, write_sealed, writing
 
 if TYPE_CHECKING:
     from torch import Tensor

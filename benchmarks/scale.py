@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-CHILD = "import sys, safa.cli; sys.exit(safa.cli.program(sys.argv[1:]))"
+CHILD = "import sys, safa.cli; sys.exit(safa.cli.main(sys.argv[1:]))"
 
 
 def measure(protocol: str, clients: int, rounds: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A run that was stopped, anywhere and in any way, is taken up to the same bytes."""
+"""A run that was stopped, anywhere and in any way, is resumed to the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import safa
 from safa import load_run, simulate
 from safa.cli.program import main
 from safa.errors import SafaError
-from safa.experiments.simulate import Experiment, play, take_up
+from safa.experiments.simulate import Experiment, resume_run, run_to_end
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 from safa.tasks import Problem, task_of
@@ -40,13 +40,13 @@ def test_twenty_kills(tmp_path: Path) -> None:
 def test_every_protocol_is_taken_up_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:
     experiment = Experiment(Settings.of("boston", protocol=protocol, rounds=14, checkpoint_every=3))
     simulate("boston", protocol=protocol, rounds=14, checkpoint_every=3, out=tmp_path / "whole")
-    rounds = play(experiment, RunWriter.begin(tmp_path / "cut", experiment.settings))
+    rounds = run_to_end(experiment, RunWriter.begin(tmp_path / "cut", experiment.settings))
     for _ in range(stop):
         next(rounds)
     del rounds
-    experiment, writer = take_up(tmp_path / "cut")
+    experiment, writer = resume_run(tmp_path / "cut")
     assert experiment.finished == stop // 3 * 3
-    for _ in play(experiment, writer):
+    for _ in run_to_end(experiment, writer):
         pass
     for name in RESULTS:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -55,7 +55,7 @@ def test_every_protocol_is_taken_up_where_it_was(protocol: str, stop: int, tmp_p
 def test_a_run_that_came_to_its_end_is_not_taken_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulate("boston", rounds=2, out=tmp_path / "run")
     assert main(["run", "--resume", str(tmp_path / "run")]) == 2
-    assert "came to its end; there is nothing to take up" in capsys.readouterr().err
+    assert "came to its end; there is nothing to resume" in capsys.readouterr().err
 
 
 def test_resume_takes_everything_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ GIVEN: dict[str, Any] = {"clients": 6, "rounds": 9, "epochs": 2, "batch_size": 8
 def stopped(folder: Path, after: int, problem: Problem = PROBLEM) -> None:
     """A run of a problem of one's own that was killed after so many rounds."""
     experiment = Experiment(Settings.of(task_of(problem, "your own"), **GIVEN), problem)
-    rounds = play(experiment, RunWriter.begin(folder, experiment.settings))
+    rounds = run_to_end(experiment, RunWriter.begin(folder, experiment.settings))
     for _ in range(after):
         next(rounds)
 
@@ -110,14 +110,14 @@ def test_a_run_of_a_problem_is_resumed_from_python_to_the_same_bytes(after: int,
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     again = safa.replay(load_run(tmp_path / "cut"), PROBLEM)
     assert all((again[name] == tensor).all() for name, tensor in run.model().items())
-    with pytest.raises(SafaError, match="came to its end; there is nothing to take up"):
+    with pytest.raises(SafaError, match="came to its end; there is nothing to resume"):
         safa.resume(tmp_path / "cut", PROBLEM)
 
 
 def test_a_built_in_task_is_resumed_from_python_by_its_name(tmp_path: Path) -> None:
     simulate("boston", rounds=8, checkpoint_every=3, out=tmp_path / "whole")
     settings = Settings.of("boston", rounds=8, checkpoint_every=3)
-    rounds = play(Experiment(settings), RunWriter.begin(tmp_path / "cut", settings))
+    rounds = run_to_end(Experiment(settings), RunWriter.begin(tmp_path / "cut", settings))
     for _ in range(5):
         next(rounds)
     del rounds
@@ -189,7 +189,7 @@ def seven_of_eleven_rounds(folder: Path) -> Settings:
     """A whole run, and one that was killed after seven of its rounds, with a checkpoint after six."""
     simulate("boston", rounds=11, checkpoint_every=3, out=folder / "whole")
     settings = load_run(folder / "whole").settings
-    rounds = play(Experiment(settings), RunWriter.begin(folder / "cut", settings))
+    rounds = run_to_end(Experiment(settings), RunWriter.begin(folder / "cut", settings))
     for _ in range(7):
         next(rounds)
     return settings

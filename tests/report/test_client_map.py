@@ -19,7 +19,7 @@ def states(cells: ClientMap) -> list[list[State]]:
 
 
 def test_safa_by_hand() -> None:
-    """A client that crashed goes on from its base; one that was undrafted is sent the next version."""
+    """A client that crashed resumes from its base; one that was undrafted is sent the next version."""
     cells = client_map(
         [
             record(1, [(0, 0, Verdict.PICKED, 4.0), (1, 0, Verdict.UNDRAFTED, 6.0)], sent=ids(0, 1, 2), crashed=ids(2)),

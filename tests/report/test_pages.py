@@ -87,7 +87,7 @@ def test_speeds_order_the_clients() -> None:
     chart = next(spec for spec in specs_of(page) if "params" in spec)
     names = next(param["value"] for param in chart["params"] if param["name"] == "map_clients_text")
     assert names == "1,3,2,4,0"
-    assert "the clients stand by speed" in text_of(page)
+    assert "the clients are ordered by speed" in text_of(page)
 
 
 def test_a_run_that_is_not_finished() -> None:

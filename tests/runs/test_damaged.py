@@ -26,7 +26,7 @@ from safa.cli import program as cli
 from safa.cli.program import main
 from safa.deploy.exchange.coordinator import Conductor
 from safa.errors import SafaError
-from safa.experiments.simulate import Experiment, play
+from safa.experiments.simulate import Experiment, run_to_end
 from safa.report import read_table
 from safa.runs import RunWriter
 from tests.deploy.stage import Stage
@@ -55,7 +55,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     simulate("boston", **small, eval_clients=True, out=base / "run")
     simulate("boston", **small, protocol="fedbuff", buffer_size=2, out=base / "fedbuff")
     settings = Settings.of("boston", **small | {"rounds": 5}, checkpoint_every=1)
-    rounds = play(Experiment(settings), RunWriter.begin(base / "stopped", settings))
+    rounds = run_to_end(Experiment(settings), RunWriter.begin(base / "stopped", settings))
     for _ in range(4):
         next(rounds)
     rounds.close()  # type: ignore[attr-defined]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from safa.experiments import replay
 from safa import simulate
 from safa.cli.program import main
-from safa.runs.lock import hold
 from safa.errors import SafaError
+from safa.experiments import replay
+from safa.experiments.sweep import columns
 from safa.runs import Run, RunWriter, has_checkpoint, load_run, new_folder
+from safa.runs.lock import hold
 from safa.runs.settings import Settings
 from safa.runs.storage import read_sealed, write_atomically, write_sealed
-from safa.experiments.sweep import columns
 
 SETTINGS = Settings.of("boston", clients=3, rounds=9)
 

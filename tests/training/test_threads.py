@@ -22,11 +22,11 @@ RUN = ("run", "digits", "--rounds", "2", "--epochs", "1", "--checkpoint-every", 
 STOPPED = """
 import sys
 from pathlib import Path
-from safa.experiments.simulate import Experiment, play
+from safa.experiments.simulate import Experiment, run_to_end
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 experiment = Experiment(Settings.of("digits", rounds=2, epochs=1, checkpoint_every=1))
-rounds = play(experiment, RunWriter.begin(Path(sys.argv[1]), experiment.settings))
+rounds = run_to_end(experiment, RunWriter.begin(Path(sys.argv[1]), experiment.settings))
 next(rounds)
 next(rounds)  # the first checkpoint is written before the second round
 """

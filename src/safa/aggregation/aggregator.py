@@ -50,6 +50,15 @@ class Updates:
         """What the clients' training changed, [K, d]."""
         return self.rows - self.start
 
+    def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Updates:
+        """Some of these updates, by a mask or by their places."""
+        places = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        if len(places) == len(self):
+            return self
+        index = places.tolist()
+        named = (self.client[places], self.base[places], self.weight[places], self.picked[places])
+        return Updates(*named, rows=self.rows[index], start=self.start[index])
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -79,6 +88,8 @@ class Aggregator(ABC):
     """Whether it holds an entry per client; only then it is given undrafted updates, one step later."""
     trains_own_models: ClassVar[bool] = False
     """Whether a client starts from its own entry instead of from a global model."""
+    caution: ClassVar[str] = ""
+    """What somebody who uses it has to know."""
     run_settings: ClassVar[tuple[str, ...]] = ()
     """For an aggregator of another package: its parameters that are to be filled from the run's settings of that name,
     besides those that it has from a class of this package."""

@@ -222,9 +222,4 @@ def _differ(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
 def _last_of_each(updates: Updates) -> Updates:
     """The last update of each client, in order of arrival."""
     _, last = np.unique(updates.client[::-1], return_index=True)
-    if len(last) == len(updates):
-        return updates
-    kept = np.sort(len(updates) - 1 - last)
-    index = torch.from_numpy(kept).to(updates.rows.device)
-    named = (updates.client[kept], updates.base[kept], updates.weight[kept], updates.picked[kept])
-    return Updates(*named, updates.rows[index], updates.start[index])
+    return updates.part(np.sort(len(updates) - 1 - last))

@@ -1,4 +1,4 @@
-"""Server optimisers: what an aggregator makes of a step is taken for a gradient, and an optimiser walks along it.
+"""Server optimisers: what an aggregator makes of a step is taken for a gradient, and an optimiser follows it.
 
 Reddi et al. 2021, Algorithm 2: D = (the model that the aggregator inside would make) - (the model that there is), and
 then a step of an adaptive method. As in the paper there is no correction of bias, and v begins with tau^2, the least
@@ -18,94 +18,65 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions
+from safa.aggregation.aggregator import Aggregator, Step
+from safa.aggregation.rows import Versions
+from safa.aggregation.wrapper import Wrapper
 from safa.errors import SafaError
-from safa.protocol.records import Ids
 
 __all__ = ["Adagrad", "Adam", "Momentum", "ServerOptimiser", "Yogi"]
 
-_INSIDE = "inside."  # what the names of the inner aggregator's state begin with
-_MIRRORED = ("rules", "compares", "keeps_entries", "trains_own_models")
 
-
-class ServerOptimiser(Aggregator):
+class ServerOptimiser(Wrapper):
     """An optimiser around another aggregator, which it resembles in everything but the step."""
 
     def __init__(self, inner: Aggregator, *, server_optimiser_lr: float, server_momentum: float) -> None:
         """`server_optimiser_lr` is eta of the paper, `server_momentum` beta_1."""
         if inner.trains_own_models:
-            raise SafaError(f"a server optimiser has no effect around {inner.name}, whose clients go on alone")
+            raise SafaError(f"a server optimiser has no effect around {inner.name}, whose clients train alone")
         if not 0 < server_optimiser_lr < float("inf"):
             raise SafaError(f"server_optimiser_lr must be above 0 and finite, not {server_optimiser_lr!r}")
-        self.inner = inner
+        super().__init__(inner)
         self.lr = server_optimiser_lr
         self.momentum = _checked_decay("server_momentum", server_momentum)
-        vars(self).update({name: getattr(inner, name) for name in _MIRRORED})
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin with moments of zero."""
         super().begin(versions, sizes, memory_mb=memory_mb)
-        self.inner.begin(versions, sizes, memory_mb=memory_mb)
         self._moments = {"m": torch.zeros_like(versions.model, dtype=torch.float64)}
 
     def step(self, step: Step) -> Tensor:
         """The model moved by a step of the optimiser."""
         model = self.versions.model.double()
-        change = self._walk(self.inner.step(step).double() - model)
+        change = self._direction(self.inner.step(step).double() - model)
         return (model + self.lr * change).to(self.versions.model.dtype)
 
     @abstractmethod
-    def _walk(self, delta: Tensor) -> Tensor:
-        """Renew the moments, never in place, by a pseudo-gradient; where to go for a learning rate of 1."""
+    def _direction(self, delta: Tensor) -> Tensor:
+        """Renew the moments, never in place, by a pseudo-gradient; the change of the model for a learning rate of 1."""
 
-    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
-        """Clients have joined and left: a matter of the aggregator inside."""
-        self.inner.follow(joined, sizes, left)
-
-    def keep(self, updates: Updates) -> None:
-        """Updates of a round that makes no version: a matter of the aggregator inside."""
-        self.inner.keep(updates)
-
-    def entries(self, clients: Ids) -> Tensor:
-        """The entries of the aggregator inside."""
-        return self.inner.entries(clients)
-
-    def references(self) -> set[int]:
-        """The versions that the aggregator inside needs."""
-        return self.inner.references()
-
-    # -- to be continued later ---------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Tensor]:
-        """The moments, and the state of the aggregator inside."""
-        moments = {name: moment.cpu() for name, moment in self._moments.items()}
-        return moments | {_INSIDE + name: value for name, value in self.inner.state().items()}
-
-    def tables(self) -> Mapping[str, RowTable]:
-        """The tables of the aggregator inside."""
-        return self.inner.tables()
+    def kept(self) -> dict[str, Tensor]:
+        """The moments."""
+        return {name: moment.cpu() for name, moment in self._moments.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`."""
+        super().restore(state)
         device = self.versions.model.device
         self._moments = {name: state[name].to(device, copy=True) for name in self._moments}
-        length = len(_INSIDE)
-        self.inner.restore({name[length:]: value for name, value in state.items() if name.startswith(_INSIDE)})
 
 
 class Momentum(ServerOptimiser):
     """FedAvgM (Hsu et al. 2019): m := beta_1 m + D; w := w + eta m.
 
-    A lasting direction is followed eta / (1 - beta_1) times as fast as without momentum: three times by default.
+    A lasting direction is followed eta / (1 - beta_1) times as fast as without momentum: by default, as fast.
     """
 
     name = "momentum"
 
-    def __init__(self, inner: Aggregator, *, server_optimiser_lr: float = 0.3, server_momentum: float = 0.9) -> None:
+    def __init__(self, inner: Aggregator, *, server_optimiser_lr: float = 0.1, server_momentum: float = 0.9) -> None:
         super().__init__(inner, server_optimiser_lr=server_optimiser_lr, server_momentum=server_momentum)
 
-    def _walk(self, delta: Tensor) -> Tensor:
+    def _direction(self, delta: Tensor) -> Tensor:
         self._moments = {"m": self.momentum * self._moments["m"] + delta}
         return self._moments["m"]
 
@@ -126,7 +97,7 @@ class _Adaptive(ServerOptimiser):
         super().begin(versions, sizes, memory_mb=memory_mb)
         self._moments["v"] = torch.full_like(self._moments["m"], self.epsilon**2)
 
-    def _walk(self, delta: Tensor) -> Tensor:
+    def _direction(self, delta: Tensor) -> Tensor:
         first = self.momentum * self._moments["m"] + (1 - self.momentum) * delta
         second = self._second(self._moments["v"], delta**2)
         self._moments = {"m": first, "v": second}
@@ -138,7 +109,7 @@ class _Adaptive(ServerOptimiser):
 
 
 class Adagrad(_Adaptive):
-    """FedAdagrad (Reddi et al. 2021): v := v + D^2. Without momentum by default, as in the paper's experiments."""
+    """FedAdagrad (Reddi et al. 2021): v := v + D^2. The paper's experiments had it without momentum (beta_1 = 0)."""
 
     name = "adagrad"
 
@@ -147,7 +118,7 @@ class Adagrad(_Adaptive):
         inner: Aggregator,
         *,
         server_optimiser_lr: float = 0.1,
-        server_momentum: float = 0.0,
+        server_momentum: float = 0.9,
         server_epsilon: float = 1e-3,
     ) -> None:
         """`server_epsilon` is tau of the paper, the degree of adaptivity."""

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _GROUP = "safa.aggregators"
+_OF_THIS_PACKAGE = "safa."
 
 _AGGREGATORS: dict[str, tuple[str, str]] = {
     "mean": ("safa.aggregation.mean:Mean", "the mean over the participants (FedAvg)"),
@@ -107,7 +108,9 @@ def find(name: str) -> type[Aggregator]:
 
 
 def find_optimiser(name: str) -> type[Aggregator]:
-    """The server optimiser of that name."""
+    """The server optimiser of that name; one that is not in the list is named as module:Class of this package."""
+    if name.startswith(_OF_THIS_PACKAGE) and ":" in name:
+        return _load(name)
     if name not in _OPTIMISERS:
         raise SafaError(f"there is no server optimiser {name!r}; there are {', '.join(_OPTIMISERS)}")
     return _load(_OPTIMISERS[name][0])
@@ -192,7 +195,12 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
 
 def _load(where: str) -> type[Aggregator]:
     module, _, attribute = where.partition(":")
-    cls: type[Aggregator] = getattr(importlib.import_module(module), attribute)
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError):
+        cls = None
+    if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
+        raise SafaError(f"there is no aggregator {where}")
     return cls
 
 

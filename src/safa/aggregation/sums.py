@@ -58,4 +58,3 @@ class Averaging(Aggregator):
     def _factor(self, step: Step, found: float) -> float:
         """What the weights are multiplied by; `found` is the sum of those whose updates are there."""
         return 1.0
-

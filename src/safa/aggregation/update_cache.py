@@ -211,10 +211,4 @@ def _each_client_once(updates: Updates) -> Iterator[Updates]:
     earlier[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
     for number in range(int(earlier.max(initial=-1)) + 1):
         chosen = np.flatnonzero(earlier == number)
-        yield updates if len(chosen) == len(updates) else _part(updates, chosen)
-
-
-def _part(updates: Updates, chosen: NDArray[np.int64]) -> Updates:
-    index = torch.from_numpy(chosen).to(updates.rows.device)
-    arrays = (updates.client[chosen], updates.base[chosen], updates.weight[chosen], updates.picked[chosen])
-    return Updates(*arrays, rows=updates.rows[index], start=updates.start[index])
+        yield updates.part(chosen)

@@ -1,4 +1,4 @@
-"""Options of the command line that stand for settings: one for each, made from what the setting says of itself."""
+"""Options for settings: one option for every setting, made from the metadata of its field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["add_options", "add_settings", "foreign_settings", "given_options", "
 
 
 def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
-    """An option for every setting of a run, and those that all commands with settings share."""
+    """An option for every setting of a run, and the options that all commands with settings share."""
     add_options(parser, Settings, lists=lists)
     parser.add_argument(
         "--preset",
@@ -28,17 +28,17 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a protocol's own setting, where it comes from another package",
+        help="a setting of a protocol from another package",
     )
     parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
-    parser.add_argument("--force", action="store_true", help="replace the run that is in the output folder")
+    parser.add_argument("--force", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no table")
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool = False) -> None:
-    """An option for every field of a dataclass that says of itself what it is for (`safa.runs.settings.option`).
+    """An option for every field of a dataclass that was made with `safa.runs.settings.option`.
 
-    One that was not given leaves no trace, so that defaults stay in one place.
+    An option that is not given is not set, so that defaults are in the dataclass only.
     """
     groups: dict[str, Any] = {}
     for item in fields(kind):
@@ -84,7 +84,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def given_options(arguments: argparse.Namespace, kind: type[Any]) -> dict[str, list[Any]]:
-    """What was given on the command line of the fields of such a dataclass, each as a list of values."""
+    """The fields of such a dataclass that were given on the command line, each as a list of values."""
     return {
         item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
         for item in fields(kind)
@@ -93,7 +93,7 @@ def given_options(arguments: argparse.Namespace, kind: type[Any]) -> dict[str, l
 
 
 def foreign_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What --set gives, each value a number, true, false or text."""
+    """The settings given with --set; each value is a number, true, false or text."""
     options = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
@@ -109,7 +109,7 @@ def foreign_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of a new run, from the command line and its config file."""
     config = Settings.read_toml(arguments.config) if arguments.config else {}
-    config.pop("deploy", None)  # what an operator decides is not for a simulated run
+    config.pop("deploy", None)  # options of deployments have no meaning in a simulated run
     named = config.pop("task", None)
     task = arguments.task or named
     if task is None:

@@ -28,13 +28,13 @@ from safa.runs.lock import alone, hold_launcher, is_launched
 from safa.runs.settings import Settings
 from safa.tasks import TASKS, find_task
 
-__all__ = ["add_deploy"]
+__all__ = ["add"]
 
 _HOST, _PORT = "0.0.0.0", 9092
 _SAME = "a run goes on as it was begun: give the same or nothing, or begin another one with a new --out"
 
 
-def add_deploy(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add `safa deploy` to the commands."""
     deploy = commands.add_parser(
         "deploy",

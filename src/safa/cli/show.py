@@ -1,12 +1,13 @@
-"""What a person sees in a terminal: progress, summaries, tables."""
+"""Output in a terminal: progress, summaries, tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -14,10 +15,10 @@ from safa.analysis import CLIENT_METRICS, METRICS
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 
-__all__ = ["TABLE_WIDTH", "print_rows", "print_summary", "with_progress"]
+__all__ = ["print_names", "print_rows", "print_summary", "print_table", "with_progress"]
 
-TABLE_WIDTH = 110
-"""Tables are at least so wide: a figure that is cut off is worse than a line that wraps."""
+_TABLE_WIDTH = 110
+"""The least width of a table: a number that is cut off is worse than a line that wraps."""
 _PROGRESS_AFTER_S = 2.0
 _MOST_ROWS = 40
 _T = TypeVar("_T")
@@ -32,20 +33,11 @@ def with_progress(
     done: int = 0,
     weigh: Callable[[_T], float] | None = None,
 ) -> Iterator[_T]:
-    """The items, `done` of which came earlier, with a progress bar on stderr if they take more than two seconds.
+    """The items, with a progress bar on stderr if they take more than two seconds; `done` items came before them.
 
-    Where items take unlike long, `weigh` says how much of the `total` each of them is.
+    If some items take longer than others, `weigh` says how much of the `total` each of them is.
     """
-    columns = (MofNCompleteColumn(),) if weigh is None else (TaskProgressColumn(), TextColumn("{task.fields[count]}"))
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    start = time.perf_counter()
+    bar, start = _bar(weighed=weigh is not None), time.perf_counter()
     job = bar.add_task(unit, total=total, completed=done, count="")
     completed = float(done)
     try:
@@ -60,8 +52,39 @@ def with_progress(
             bar.stop()
 
 
+def _bar(*, weighed: bool) -> Progress:
+    columns = (TaskProgressColumn(), TextColumn("{task.fields[count]}")) if weighed else (MofNCompleteColumn(),)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def print_names(title: str, summaries: Mapping[str, str]) -> None:
+    """Names with a line each on what they stand for."""
+    print_table([title, "summary"], list(summaries.items()))
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A plain table, at least so wide that no number is cut off."""
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    _wide_console().print(table)
+
+
+def _wide_console() -> Console:
+    console = Console(highlight=False)
+    console.width = max(console.width, _TABLE_WIDTH)
+    return console
+
+
 def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
-    """What was run, in words, and what came out."""
+    """The most important settings of a run, its metrics, and where it was written."""
     console = Console(highlight=False)
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
@@ -69,22 +92,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
         f"{settings.clock} clock, seed {settings.seed}.",
         soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
-    for name, meaning in (METRICS | CLIENT_METRICS).items():
-        if values.get(name) is not None:
-            table.add_row(name, _number(values[name]), meaning)
-    console.print(table)
-    hours = values["virtual_time_s"] / 3600
-    learnt = ""
-    if values["last_accuracy"] is not None:
-        learnt = f" The model has an accuracy of {values['last_accuracy']:.3f} on data that it was not trained on."
-    console.print(
-        f"Such devices would have taken {hours:,.1f} hours; here it took {values['wall_time_s']:.1f} s.{learnt}",
-        soft_wrap=True,
-    )
+    console.print(_metrics_table(values))
+    console.print(_times(values), soft_wrap=True)
     console.print(
         f"Written to {writer.folder}; safa report {writer.folder} makes a page of it."
         if writer
@@ -93,33 +102,52 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     )
 
 
+def _metrics_table(values: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for name, meaning in (METRICS | CLIENT_METRICS).items():
+        if values.get(name) is not None:
+            table.add_row(name, _number(values[name]), meaning)
+    return table
+
+
+def _times(values: dict[str, Any]) -> str:
+    hours, wall_s, accuracy = values["virtual_time_s"] / 3600, values["wall_time_s"], values["last_accuracy"]
+    learnt = "" if accuracy is None else f" The model has an accuracy of {accuracy:.3f} on the test set."
+    return f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+_SHOWN = {
+    "round_length_s": "round, s",
+    "virtual_time_s": "total, s",
+    "sync_ratio": "SR",
+    "effective_update_ratio": "EUR",
+    "futility": "futility",
+    "starved": "starved",
+    "fairness": "fairness",
+    "best_accuracy": "accuracy",
+}
+"""The metrics in the table of a sweep, with their titles."""
+
+
 def print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
-    """The runs of a sweep as a table: what was varied, and the metrics that matter most."""
+    """The runs of a sweep as a table: the settings that were varied, and the most important metrics."""
     names = [*(["task"] if several_tasks else []), *varied]
-    shown = {
-        "round_length_s": "round, s",
-        "virtual_time_s": "total, s",
-        "sync_ratio": "SR",
-        "effective_update_ratio": "EUR",
-        "futility": "futility",
-        "starved": "starved",
-        "fairness": "fairness",
-        "best_accuracy": "accuracy",
-    }
+    shown = {name: title for name, title in _SHOWN.items() if rows and rows[0][name] is not None}
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, style="cyan")
-    shown = {name: title for name, title in shown.items() if rows and rows[0][name] is not None}
     for title in shown.values():
         table.add_column(title, justify="right")
     for row in rows[:_MOST_ROWS]:
         table.add_row(*(str(row[name]) for name in names), *(_number(row[name]) for name in shown))
-    console = Console()
-    console.width = max(console.width, TABLE_WIDTH)  # a figure that is cut off is worse than a line that wraps
+    console = _wide_console()
     console.print(table)
     if len(rows) > _MOST_ROWS:
         console.print(f"... and {len(rows) - _MOST_ROWS} more", highlight=False)

@@ -57,6 +57,11 @@ class Experiment:
         )
         self._records = drive(self.server, self._fleet, settings)
 
+    @property
+    def caution(self) -> str:
+        """What somebody who uses these settings has to know; empty as a rule."""
+        return self._learning.aggregator.caution if self._learning else ""
+
     def resume(self, run: Run, checkpoint: Checkpoint) -> None:
         """Resume after the rounds of a checkpoint."""
         self.server.resume(run, checkpoint)

@@ -1,4 +1,4 @@
-"""Many runs, one table: every combination of the values given, a row each."""
+"""Sweeps: a run for every combination of the given values, and one table with a row for each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def combinations(
 
 
 def _refuse_twice(name: str, values: Sequence[Any]) -> None:
-    """Refuse a list that holds a value twice: its runs would be the same."""
+    """Refuse a list that contains a value twice: the runs would be the same."""
     seen = set()
     for value in values:
         key = value if isinstance(value, Hashable) else repr(value)
@@ -59,13 +59,13 @@ def _refuse_twice(name: str, values: Sequence[Any]) -> None:
 
 
 def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
-    """Runs that between them read every file and build every protocol under every clock."""
+    """A selection of runs that reads every file and builds every protocol under every clock."""
     files = ("task", "train", "protocol", "clock", "clients", "speeds", "sizes", "links", "trace")
     return list({tuple(getattr(run, name) for name in files): run for run in runs}.values())
 
 
 def run_one(settings: Settings) -> dict[str, Any]:
-    """Simulate one run and return its row: settings, metrics and how long it took."""
+    """Simulate one run and return its row: settings, metrics and wall time."""
     start = time.perf_counter()
     with one_thread() if settings.train else contextlib.nullcontext():
         experiment = Experiment(settings)
@@ -77,9 +77,9 @@ def run_one(settings: Settings) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """A run of a sweep takes one core, so that it comes out the same with any number of workers beside it.
+    """One thread for a run of a sweep, so that its result does not depend on the number of workers.
 
-    One whose settings say how many threads it takes, takes those.
+    A run whose settings say how many threads it uses, uses those.
     """
     from safa.training import torch_threads
 
@@ -95,7 +95,7 @@ def columns(runs: Sequence[Settings]) -> list[str]:
 
 
 def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:
-    """Simulate all runs and append each row to the table as soon as its turn comes; the order is that of `runs`."""
+    """Simulate all runs and append their rows to the table, in the order of `runs`."""
     names = columns(runs)
     with writing(table):
         file = table.open("wb", buffering=0)
@@ -112,7 +112,7 @@ def _rows(runs: Sequence[Settings], workers: int) -> Iterator[dict[str, Any]]:
         yield from map(run_one, runs)
         return
     with pool(workers) as processes:
-        several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are handed out several at a time
+        several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are sent to the workers several at a time
         yield from processes.map(run_one, runs, chunksize=1 if runs[0].train else several)
 
 

@@ -1,4 +1,4 @@
-"""Processes that share out many runs between the cores."""
+"""A pool of worker processes for many runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["pool"]
 
 @contextmanager
 def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes; when its block is left by an error or by Ctrl-C, nobody is waited for.
+    """A pool of processes; an error or Ctrl-C in its block ends it without waiting for the workers.
 
-    Workers are started afresh, because a process that has used torch cannot be forked safely.
+    Workers are new processes, because a process that has used torch cannot be forked safely.
     """
     processes = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker)
     try:
@@ -30,7 +30,7 @@ def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is for the parent to see; a worker finishes what it is at, but does not outlive its parent."""
+    """A worker ignores Ctrl-C, which its parent handles, and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -15,38 +15,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions, rows_that_fit
+from safa.aggregation.aggregator import Step, Updates
+from safa.aggregation.rows import Versions, rows_that_fit
+from safa.aggregation.wrapper import Wrapper
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
 __all__ = ["AsPrinted"]
 
-_INSIDE = "inside."  # what the names of the inner aggregator's state begin with
-_MIRRORED = ("rules", "compares", "keeps_entries", "trains_own_models")
 _ROWS_PER_UPDATE = 6  # what an update takes: its start, itself, and what is made of them on the way
 
 Evaluate = Callable[[Tensor], float]
 Train = Callable[[Ids, Tensor, int], Tensor]
 
 
-class AsPrinted(Aggregator):
+class AsPrinted(Wrapper):
     """The best model so far by test loss, of an aggregator whose entries begin with one epoch of training."""
 
     name = "as-printed"
     caution = "the model is chosen by its loss on the test set, as in the paper; use this for reproduction only"
-    """What somebody who uses it has to know."""
-    not_deployed = "the habits of the paper's experiments (server_optimiser) cannot be deployed: devices start from w(0)"
+    not_deployed = (
+        "the habits of the paper's experiments (server_optimiser) cannot be deployed: devices start from w(0)"
+    )
     """Why it is refused where clients are not simulated."""
-
-    def __init__(self, inner: Aggregator) -> None:
-        self.inner = inner
-        vars(self).update({name: getattr(inner, name) for name in _MIRRORED})
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin with no best model yet."""
         super().begin(versions, sizes, memory_mb=memory_mb)
-        self.inner.begin(versions, sizes, memory_mb=memory_mb)
         self._clients = len(sizes)
         self._loss, self._best = math.nan, versions.model
 
@@ -54,7 +49,7 @@ class AsPrinted(Aggregator):
         """Keep the means of judging a model, and train the first entries."""
         if train is None:
             raise SafaError(self.not_deployed)
-        self.inner.prepare(evaluate=evaluate, train=train)
+        super().prepare(evaluate=evaluate, train=train)
         self._evaluate = evaluate
         if self.keeps_entries:
             self._train_entries(train)
@@ -76,39 +71,15 @@ class AsPrinted(Aggregator):
             self._loss, self._best = loss, model
         return self._best
 
-    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
-        """Clients have joined and left: the aggregator inside follows."""
-        self.inner.follow(joined, sizes, left)
-
-    def keep(self, updates: Updates) -> None:
-        """Updates of a round that makes no version: for the aggregator inside."""
-        self.inner.keep(updates)
-
-    def entries(self, clients: Ids) -> Tensor:
-        """The entries of the aggregator inside."""
-        return self.inner.entries(clients)
-
-    def references(self) -> set[int]:
-        """The versions that the aggregator inside needs."""
-        return self.inner.references()
-
-    # -- to be continued later ---------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Tensor]:
-        """The best model, its loss, and the state of the aggregator inside."""
-        inside = {_INSIDE + name: value for name, value in self.inner.state().items()}
-        return inside | {"best": self._best.cpu(), "loss": torch.tensor(self._loss, dtype=torch.float64)}
-
-    def tables(self) -> Mapping[str, RowTable]:
-        """The tables of the aggregator inside."""
-        return self.inner.tables()
+    def kept(self) -> dict[str, Tensor]:
+        """The best model and its loss."""
+        return {"best": self._best.cpu(), "loss": torch.tensor(self._loss, dtype=torch.float64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`."""
+        super().restore(state)
         self._best = state["best"].to(self.versions.model.device, copy=True)
         self._loss = float(state["loss"])
-        inside = {name: value for name, value in state.items() if name.startswith(_INSIDE)}
-        self.inner.restore({name.removeprefix(_INSIDE): value for name, value in inside.items()})
 
 
 def _entries(clients: Ids, rows: Tensor, starts: Tensor, version: int) -> Updates:

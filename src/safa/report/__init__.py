@@ -1,6 +1,6 @@
-"""Figures and pages: what a person looks at.
+"""Figures and pages of runs, sweeps and reproductions.
 
-`write_report` makes the page of a folder that holds a run or a sweep. `page` has the blocks that pages are made of,
+`write_report` makes the page of a folder that holds a run or a sweep. `page` has the blocks of pages,
 `figures` the charts.
 """
 

@@ -1,7 +1,7 @@
-"""Every chart of the project, for pages and for files alike: Vega-Lite through Altair, in one house style.
+"""All charts, for pages and for files: Vega-Lite through Altair, in one style.
 
-Colours are those of Okabe and Ito, which people with colour-blindness can tell apart; a protocol has its own dash and
-shape besides. A chart names the colours of the light theme. `RECOLOURED` says what becomes of each in the dark.
+The colours are those of Okabe and Ito, which people with colour-blindness can distinguish; every protocol has its own
+dash and shape, too. A chart uses the colours of the light theme; `RECOLOURED` gives those of the dark theme.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ RECOLOURED: dict[str, str] = {
     "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
     "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
 }  # fmt: skip
-"""The colours of the light theme, and what stands for them in the dark."""
+"""The colours of the light theme, and those of the dark theme for them."""
 
 
 def _theme(ink: str, soft: str, line: str, back: str) -> dict[str, Any]:
-    """The configuration of Vega-Lite in the house style."""
+    """The configuration of Vega-Lite."""
     font = "system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, Liberation Sans, sans-serif"
     text = {"labelColor": soft, "titleColor": soft, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
     axis = text | {"gridColor": line, "domain": False, "ticks": False, "labelPadding": 6, "titlePadding": 10}
@@ -100,15 +100,15 @@ THEMES: dict[str, dict[str, Any]] = {
 
 
 def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """The Vega-Lite specification of a chart, without Altair's own look."""
+    """The Vega-Lite specification of a chart, without Altair's own theme."""
     spec: dict[str, Any] = chart.to_dict(validate=False)
     spec.pop("config", None)
     return spec
 
 
 def save(chart: alt.TopLevelMixin, path: Path, *, width: int = 640) -> list[Path]:
-    """Write a chart as `path`.svg and `path`.png in the light theme, each whole or not at all."""
-    spec = _seen(specification(chart))
+    """Write a chart as `path`.svg and `path`.png in the light theme; a file is complete or not written."""
+    spec = _visible(specification(chart))
     if spec.get("width") == "container":
         spec["width"] = width
     legend = THEMES["light"]["legend"] | {"columns": max(1, int(width / min(240, 45 + 6.6 * _longest_label(spec))))}
@@ -119,19 +119,19 @@ def save(chart: alt.TopLevelMixin, path: Path, *, width: int = 640) -> list[Path
     return files
 
 
-def _seen(spec: Any) -> Any:
-    """A specification without the layers that are there for the mouse only."""
+def _visible(spec: Any) -> Any:
+    """A specification without the invisible layers, which carry tooltips."""
     if isinstance(spec, list):
-        return [_seen(part) for part in spec if not (isinstance(part, dict) and _is_unseen(part.get("mark")))]
-    return {name: _seen(part) for name, part in spec.items()} if isinstance(spec, dict) else spec
+        return [_visible(part) for part in spec if not (isinstance(part, dict) and _is_invisible(part.get("mark")))]
+    return {name: _visible(part) for name, part in spec.items()} if isinstance(spec, dict) else spec
 
 
-def _is_unseen(mark: Any) -> bool:
+def _is_invisible(mark: Any) -> bool:
     return isinstance(mark, dict) and mark.get("opacity") == 0
 
 
 def _longest_label(spec: Any) -> int:
-    """How many letters the longest name in a legend has."""
+    """The length of the longest label in a legend."""
     if isinstance(spec, list):
         return max(map(_longest_label, spec), default=4)
     if not isinstance(spec, dict):
@@ -142,7 +142,7 @@ def _longest_label(spec: Any) -> int:
 
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
-    """A style for every series: a protocol has its own, the others have those that are left, over and over."""
+    """A style for every series: a protocol has its own, the others share the rest, in turn."""
     if all(name in PROTOCOLS for name in names):
         return {name: PROTOCOLS[name] for name in PROTOCOLS if name in names}
     taken = [PROTOCOLS[name] for name in names if name in PROTOCOLS]
@@ -162,13 +162,13 @@ class Axis:
     whole: bool = False
     """Whether only whole numbers make sense."""
     ticks: Sequence[float] | None = None
-    """Where the ticks stand, if that is not left to the chart."""
+    """The places of the ticks; None: chosen by the chart."""
     log: bool = False
     """Whether the scale is logarithmic."""
 
 
 def _data(rows: Rows) -> alt.InlineData:
-    """Rows as the chart's own data; JSON knows no NaN and no infinity, so that these are missing."""
+    """Rows as the chart's own data; JSON has no NaN and no infinity, so that these are missing."""
     return alt.InlineData(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
 
 
@@ -211,11 +211,11 @@ def lines(
 ) -> alt.LayerChart:
     """Curves of `y` over `x`, one per value of `series`, with a band between two fields and points where wanted.
 
-    The tooltip of a point tells x, the series, y, and the fields in `also`.
+    The tooltip of a point shows x, the series, y, and the fields in `also`.
     """
     names = list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""]
     looks = styles(names)
-    told = [_told(x), *([alt.Tooltip(f"{series}:N")] if series else []), _told(y), *map(_told, also)]
+    told = [_tooltip(x), *([alt.Tooltip(f"{series}:N")] if series else []), _tooltip(y), *map(_tooltip, also)]
     base = alt.Chart(_data(rows)).encode(x=_x(x, 10 if points else 0))
     coloured = base.encode(color=_by(alt.Color, series, looks, "colour", points)) if series else base
     plain: dict[str, Any] = {} if series else {"color": looks[names[0]].colour}
@@ -238,7 +238,7 @@ def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.Lay
 
 
 def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: bool) -> alt.Chart:
-    """The curve with dashes; where points make the legend, the dashes go by other names, to stay out of it."""
+    """The curve with dashes; where points make the legend, the dashes have other names, to be left out of it."""
     if not points:
         return curve.encode(strokeDash=_by(alt.StrokeDash, series, looks, "dash", points))
     renamed = {f"_{name}": style for name, style in looks.items()}
@@ -246,14 +246,14 @@ def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: b
     return copied.encode(strokeDash=_by(alt.StrokeDash, "_dash", renamed, "dash", points).legend(None))
 
 
-def _told(axis: Axis) -> alt.Tooltip:
+def _tooltip(axis: Axis) -> alt.Tooltip:
     if not axis.format:
         return alt.Tooltip(f"{axis.field}:N", title=axis.title)
     return alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.format)
 
 
 def _by(channel: Any, series: str, looks: Mapping[str, Style], what: str, points: bool) -> Any:
-    """A channel that tells series apart. There is one legend of all channels: of the points, or else of the lines."""
+    """A channel that distinguishes series. All channels share one legend: of the points, or else of the lines."""
     values = [getattr(style, what) for style in looks.values()]
     scale = alt.Scale(domain=list(looks), range=[list(v) if isinstance(v, tuple) else v for v in values])
     symbol: dict[str, Any] = {} if points else {"symbolType": "stroke", "symbolSize": 350}
@@ -264,7 +264,7 @@ def _by(channel: Any, series: str, looks: Mapping[str, Style], what: str, points
 def bars(
     rows: Rows, x: Axis, y: Axis, *, also: Sequence[Axis] = (), colour: str = "#0072b2", height: int = 240
 ) -> alt.Chart:
-    """Bars of `y` at the numbers `x`, which stand one unit apart; the tooltip tells the fields in `also`, too."""
+    """Bars of `y` at the numbers `x`, which are one unit apart; the tooltip shows the fields in `also`, too."""
     places = [float(row[x.field]) for row in rows]
     unit = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
     low, high = (min(places) - unit / 2, max(places) + unit / 2) if places else (0.0, 1.0)
@@ -277,7 +277,7 @@ def bars(
         .encode(
             x=_x(Axis(x.field, x.title, x.format, domain=(low, high), whole=x.whole)),
             y=_y(Axis(y.field, y.title, y.format, zero=True, whole=y.whole)),
-            tooltip=[_told(axis) for axis in (*also, x, y)],
+            tooltip=[_tooltip(axis) for axis in (*also, x, y)],
         )
         .properties(width="container", height=height)
     )
@@ -289,7 +289,7 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
     looks = styles([str(row[names]) for row in rows])
     y = alt.Y(f"{names}:N", sort=None, axis=alt.Axis(title=None, labelLimit=220, grid=True))
     base = alt.Chart(_data(rows)).encode(y=y, color=_by(alt.Color, names, looks, "colour", True).legend(None))
-    told = [alt.Tooltip(f"{names}:N"), _told(x), *(_told(Axis(field, field, x.format)) for field in band or ())]
+    told = [alt.Tooltip(f"{names}:N"), _tooltip(x), *(_tooltip(Axis(field, field, x.format)) for field in band or ())]
     point = base.mark_point(filled=True, size=90, opacity=1).encode(x=_x(x), tooltip=told)
     layers = [point.encode(shape=_by(alt.Shape, names, looks, "shape", True).legend(None))]
     if band:
@@ -301,8 +301,8 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
 def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = ("", "")) -> alt.LayerChart:
     """The map of clients and rounds: what every client did in every round, a row a client, in the order of `cells`.
 
-    `names` tells the rows (without commas), `ends` the first and the last one where there are too many to name. The
-    cells are held in a few long texts, not in a table of objects: fifty thousand of them take half a megabyte.
+    `names` are those of the rows (without commas), `ends` those of the first and the last row, if there are too many
+    for names. The cells are stored in a few long texts, not in a table of objects: fifty thousand take half a megabyte.
     """
     rounds, clients = cells.state.shape
     thick = max(1.5, min(20.0, 480 / max(1, clients)))
@@ -339,7 +339,7 @@ def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = (
 
 
 def _row_axis(clients: int, ends: tuple[str, str]) -> alt.Axis:
-    """Every row has its name where there is room; otherwise only the ends have one."""
+    """Every row has a name if there is room; otherwise only the first and the last."""
     if clients <= 40:
         values, label = list(range(1, clients + 1)), "map_clients[datum.value - 1]"
     else:
@@ -348,7 +348,7 @@ def _row_axis(clients: int, ends: tuple[str, str]) -> alt.Axis:
 
 
 def _cell_fields(clients: int) -> dict[str, str]:
-    """What is known of a cell, as expressions of its place in the arrays; readers see names without "_"."""
+    """The fields of a cell, as expressions of its place in the arrays; tooltips show names without "_"."""
     return {
         "_row": f"datum._cell % {clients} + 1",
         "client": "map_clients[datum._row - 1]",
@@ -361,7 +361,7 @@ def _cell_fields(clients: int) -> dict[str, str]:
 
 
 def _arrays(cells: ClientMap, names: Sequence[str]) -> dict[str, str]:
-    """The map as flat lists, round after round, each as one text with commas; what is not there is empty."""
+    """The map as flat lists, round after round, each as one text with commas; missing values are empty."""
     arrays: dict[str, Sequence[Any]] = {
         "map_clients": names,
         "map_rounds": cells.rounds.tolist(),

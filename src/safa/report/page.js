@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts of the page, each when it is scrolled near, and makes the tables sort and filter.
+// Draws the charts of the page, each when it comes into view, and makes the tables sort and filter.
 (() => {
   const root = document.documentElement;
   const { configs, recoloured } = JSON.parse(document.getElementById("themes").textContent);
@@ -27,7 +27,7 @@
     tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
   }
 
-  // The look that a chart must have now; a chart that has it already is left alone.
+  // The theme that a chart must have now; a chart that has it already is not drawn again.
   const look = () => (paper ? "paper" : `${dark.matches ? "dark" : "light"}${narrow.matches ? " narrow" : ""}`);
 
   async function draw(box) {
@@ -44,7 +44,7 @@
     const columns = Math.max(1, Math.floor(box.clientWidth / Math.min(240, 45 + 6.6 * longest)));
     const config = configs[night ? "dark" : "light"];
     drawn.get(box)?.finalize();
-    const place = element("div");  // what is drawn names itself; the box keeps the name that the page gave it
+    const place = element("div");  // the drawing sets its own label; the box keeps the label from the page
     box.replaceChildren(place);
     const result = await vegaEmbed(place, spec, {
       mode: "vega-lite", actions: false, renderer: box.dataset.renderer, tooltip: showTip,
@@ -55,10 +55,10 @@
     box.style.minHeight = "";
   }
 
-  // Charts are drawn one after the other, so that the page answers in between.
+  // Charts are drawn one after the other, so that the page stays responsive.
   let queue = Promise.resolve();
   function later(list) {
-    for (const box of list) queue = queue.then(() => draw(box)).catch((problem) => console.error(problem)).then(() => new Promise((go) => setTimeout(go)));
+    for (const box of list) queue = queue.then(() => draw(box)).catch((error) => console.error(error)).then(() => new Promise((go) => setTimeout(go)));
     queue.then(() => { root.dataset.ready = "true"; });
   }
 
@@ -108,7 +108,7 @@
     figure.querySelector("figcaption").append(" ", buttons);
   }
 
-  // Numbers go by size, texts by their letters with numbers inside counted as such, what is missing goes last.
+  // Numbers are sorted by size, texts by their letters with numbers inside as numbers; missing values are last.
   const letters = new Intl.Collator("en", { numeric: true });
   function compare(one, two, sign) {
     const [a, b] = [one, two].map((text) => (text === "" ? NaN : Number(text)));

@@ -1,8 +1,8 @@
 """One self-contained HTML page, made of blocks.
 
 A page is a list of sections, a section a list of blocks: words, facts, figures, tables. `render` turns them into one
-file that opens from a disk and asks nobody for anything: style, script, data and the chart library are all inside.
-Every text is escaped; only `Markup` is taken as it is.
+file that opens from a disk and needs no network: style, script, data and the chart library are all inside. Every text
+is escaped, except `Markup`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Markup:
-    """HTML that is taken as it is. Never put text into it that came from outside."""
+    """HTML that is not escaped. It must not contain text from users or files."""
 
     html: str
 
@@ -60,9 +60,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its title and caption; `alt` says what it shows to those who cannot see it.
+    """A chart with its title and caption; `alt` describes it for people who cannot see it.
 
-    Charts that are not `wide` stand side by side where there is room. `canvas` is for charts with thousands of marks.
+    Charts that are not `wide` are placed side by side if there is room. `canvas` is for charts with thousands of marks.
     """
 
     chart: alt.TopLevelMixin
@@ -75,7 +75,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something said about a cell or a row: a symbol, what it stands for, and a tone ("good", "bad" or "note")."""
+    """A remark on a cell or a row: a symbol, its meaning, and a tone ("good", "bad" or "note")."""
 
     symbol: str
     label: str
@@ -88,7 +88,7 @@ OUTSIDE = Mark("▲", "outside tolerance", "bad")
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows, what it is sorted by (its text where None), and a mark. An empty text is a missing value."""
+    """A text (empty: a missing value), the value that the cell is sorted by (None: its text), and a mark."""
 
     text: str
     value: float | str | None = None
@@ -124,7 +124,7 @@ Block = Words | Markup | Facts | Figure | Table
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the page; `id` is the anchor, made of the title where it is not given."""
+    """A titled part of the page; `id` is the anchor (default: made from the title)."""
 
     title: str
     blocks: Sequence[Block]
@@ -154,13 +154,13 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that can stand inside a page."""
+    """Vega, Vega-Lite and Vega-Embed as one script that can be put into a page."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element that it stands in."""
+    """JSON that cannot end the script element that contains it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -186,7 +186,7 @@ def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:
 
 
 def _section(section: Section, anchor: str) -> str:
-    """A section; figures that are not wide and follow each other stand in one grid."""
+    """A section; consecutive figures that are not wide share one grid."""
     parts: list[str] = []
     for block in section.blocks:
         small = isinstance(block, Figure) and not block.wide
@@ -227,7 +227,7 @@ def _fact(fact: Fact) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    """A figure whose chart is drawn by the script when it is scrolled near."""
+    """A figure; the script draws its chart when it comes into view."""
     spec = specification(figure.chart)
     height = spec.get("height", 240)
     room = f' style="min-height:{height + 70}px"' if isinstance(height, int | float) else ""
@@ -290,7 +290,7 @@ def _cell(cell: Cell, numeric: bool, before: str) -> str:
 
 
 def _sorted_by(cell: Cell) -> str:
-    """What the script sorts a cell by; nothing where the value is missing."""
+    """What the script sorts a cell by; empty if the value is missing."""
     value = cell.text if cell.value is None else cell.value
     if isinstance(value, float) and not math.isfinite(value):
         return "" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -304,7 +304,7 @@ def _mark(mark: Mark) -> str:
 
 
 def _key(rows: Sequence[Sequence[Cell]], row_marks: Mapping[int, Mark]) -> str:
-    """What the marks of a table stand for."""
+    """The meaning of the marks of a table."""
     used = dict.fromkeys([*row_marks.values(), *(cell.mark for row in rows for cell in row if cell.mark)])
     items = "".join(
         f'<li><span class="mark {html.escape(mark.tone)}" aria-hidden="true">{html.escape(mark.symbol)}</span> '

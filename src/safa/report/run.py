@@ -23,7 +23,7 @@ from safa.runs.settings import Settings
 __all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
 
 MAP_CLIENTS, MAP_ROUNDS = 500, 200
-"""How many clients and rounds the map shows at most."""
+"""The most clients and rounds that the map shows."""
 _POINTS, _BARS, _GROUPS = 1000, 500, 100
 _ROUND = Axis("round", "round", "~d", whole=True)
 
@@ -39,7 +39,7 @@ def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
 
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
-    """The sections of a run's page, for pages that hold more than that."""
+    """The sections of a run's page, for pages that contain more."""
     seen = _Seen.of(run.records())
     state = _state(run, len(seen.rows))
     if not seen.rows:
@@ -90,13 +90,13 @@ def _state(run: Run, rounds: int) -> str:
 
 @dataclass
 class _Seen:
-    """What one pass over the records leaves: small, however many clients there are."""
+    """What one pass over the records collects; its size does not depend on the number of clients."""
 
     metrics: Metrics = field(default_factory=Metrics)
     rows: list[dict[str, Any]] = field(default_factory=list)
     lags: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     own: bool = False
-    """Whether clients train their own models, so that there are no versions to speak of."""
+    """Whether clients train their own models, so that versions have no meaning."""
 
     @classmethod
     def of(cls, records: Iterator[RoundRecord]) -> _Seen:
@@ -142,7 +142,7 @@ def _facts(settings: Settings, values: dict[str, Any]) -> list[Fact]:
 
 
 def _devices(run: Run) -> list[Section]:
-    """Who the clients of a deployment are; elsewhere on the page they are numbers."""
+    """The names of the clients of a deployment; elsewhere on the page they are numbers."""
     roster = run.roster()
     if roster is None:
         return []
@@ -196,7 +196,7 @@ def _map(run: Run, order: Ids, by: str) -> Figure:
     every = -(-len(cells.rounds) // MAP_ROUNDS)
     shown = cells.rows(np.arange(0, len(cells.rounds), every))
     rounds, clients = shown.state.shape
-    caption = f"A row is a client, a column a round; the clients stand by {by}, the fastest on top."
+    caption = f"A row is a client, a column a round; the clients are ordered by {by}, the fastest on top."
     if shown.deprecated.any():
         caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
     if clients < len(order):
@@ -280,7 +280,7 @@ def _lag_chart(lags: NDArray[np.int64]) -> alt.Chart:
 
 
 def _contributions(merged: NDArray[np.int64], order: Ids, by: str) -> Figure:
-    """Updates merged per client, the fastest on the left; clients are taken together where there are too many."""
+    """Updates merged per client, the fastest on the left; clients are grouped if there are too many."""
     single = len(order) <= _BARS
     groups = np.array_split(order, len(order) if single else _GROUPS)
     starts = np.cumsum([1, *map(len, groups)]).tolist()
@@ -298,12 +298,12 @@ def _contributions(merged: NDArray[np.int64], order: Ids, by: str) -> Figure:
     never = int(np.count_nonzero(merged == 0))
     said = f"Updates of each client that reached the global model; {never:,} of {len(merged):,} never reached it."
     if not single:
-        said += f" The clients are taken together in {len(groups)} groups of like speed."
+        said += f" The clients are put into {len(groups)} groups of similar speed."
     return Figure(chart, "Updates merged per client", said, said)
 
 
 def _settings(settings: Settings) -> Section:
-    """All settings, with what the command line says about each."""
+    """All settings, with the help text of each."""
     meanings = {item.name: item.metadata.get("help", "") for item in fields(Settings)}
     rows: list[list[str | Cell]] = [
         [name, Cell(number(value), value if isinstance(value, int | float) else None), meanings.get(name, "")]

@@ -28,21 +28,21 @@ _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_
             "starved", "fairness", "best_accuracy", "last_accuracy")  # fmt: skip
 _MEASURED = ("client_accuracy_", "wall_time_s")
 _SERIES = 8
-"""How many curves one chart holds."""
+"""The most curves in one chart."""
 
 
 _LARGEST_WHOLE = 2**63 - 1
 _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "rounds", "clients", *_COLUMNS)
-"""Columns without which runs cannot be told apart or compared."""
+"""Columns that are needed to distinguish and compare runs."""
 _KINDS = {item.name: str(item.type) for item in fields(Settings)}
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `results.csv`, numbers as numbers; a last row that was cut off does not count."""
+    """The rows of a `results.csv`, numbers as numbers; an incomplete last row is ignored."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise SafaError(f"cannot read {path}: {problem.strerror}") from None
+    except OSError as error:
+        raise SafaError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SafaError(f"cannot read {path}: it is not text") from None
     lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
@@ -52,8 +52,8 @@ def read_table(path: Path) -> list[dict[str, Any]]:
             if names.count(name) > 1:
                 raise SafaError(f"{path} has several columns {name!r}")
         return [_row(names, row, f"{path}, line {lines.line_num}") for row in lines]
-    except csv.Error as problem:
-        raise SafaError(f"{path}, line {lines.line_num}: {problem}") from None
+    except csv.Error as error:
+        raise SafaError(f"{path}, line {lines.line_num}: {error}") from None
 
 
 def _row(names: Sequence[str], row: Sequence[str], where: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _parsed(text: str) -> Any:
 
 
 def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:
-    """The page of a sweep, from the rows of its table; title and lead are made of what was varied, unless given."""
+    """The page of a sweep, from the rows of its table; title and lead are made from what was varied, unless given."""
     if not rows:
         raise SafaError("the sweep has no finished run yet, so there is nothing to report")
     missing = [name for name in _NEEDED if name not in rows[0]]
@@ -108,7 +108,7 @@ def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | Non
 
 
 def sweep_sections(rows: Sequence[Row]) -> list[Section]:
-    """The sections of a sweep's page, for pages that hold more than that."""
+    """The sections of a sweep's page, for pages that contain more."""
     plan = _Plan.of(rows)
     best, words = _best(rows, plan)
     return [
@@ -127,7 +127,7 @@ class _Plan:
     x: str | None
     """The numerical setting along the axis."""
     series: tuple[str, ...]
-    """The settings that tell the curves apart; the others are averaged over."""
+    """The settings that distinguish the curves; the others are averaged over."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> _Plan:
@@ -169,7 +169,7 @@ def _is_tasks(rows: Sequence[Row], name: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that has a place on an axis."""
+    """Whether it is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -188,7 +188,7 @@ def _list(values: Sequence[Any]) -> str:
 
 
 def _key(row: Row, names: Sequence[str]) -> str:
-    """The name of a curve: the values that tell it apart."""
+    """The name of a curve: the values that distinguish it."""
     return ", ".join(
         str(row[name]) if isinstance(row[name], str) else f"{_name(name)} {number(row[name])}" for name in names
     )
@@ -250,7 +250,7 @@ def _capital(text: str) -> str:
 
 
 def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
-    """The rows of the best setting of every task, and a sentence that says by what it is the best."""
+    """The rows of the best setting of every task, and a sentence that says by which metric."""
     metric, word, sign = "last_accuracy", "highest accuracy of the last model", -1
     if not _measured(rows, [metric]):
         metric, word, sign = "round_length_s", "shortest rounds", 1

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safa.analysis import METRICS
+from safa.errors import SafaError
+from safa.protocol import registry
+from safa.protocol.records import RecordOrder, RoundRecord
 from safa.runs.checkpoints import FOLDER as CHECKPOINTS
 from safa.runs.checkpoints import (
     Checkpoint,
@@ -29,9 +32,6 @@ from safa.runs.checkpoints import (
     load_checkpoint,
     remove_checkpoints,
 )
-from safa.errors import SafaError
-from safa.protocol import registry
-from safa.protocol.records import RecordOrder, RoundRecord
 from safa.runs.settings import FORMAT, Settings, as_toml
 from safa.runs.storage import PART, append, read_json, read_tensors, reading, write_atomically, writing
 

@@ -75,7 +75,7 @@ def option(
 
 
 _RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "other protocols"
-_LEARN = "learning"
+_LEARN, _AGGREGATION = "learning", "aggregation"
 
 _CAUSAL = {"clock": ("causal",)}
 _DRAWN_SIZES = {"sizes": (None,)}
@@ -113,14 +113,6 @@ class Settings:
         "participants", "what FedAvg and FedCS average over: the participants (McMahan) or the population (the paper)",
         group=_WORK, choices=AVERAGINGS,
     )  # fmt: skip
-
-    aggregator: str = option(
-        "auto", "what makes the global model of the updates; auto: the protocol's own; `safa aggregators` lists them",
-        group=_WORK,
-    )  # fmt: skip
-    server_optimiser: str = option(
-        "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_WORK
-    )
 
     crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
     fault_model: str = option(
@@ -199,6 +191,42 @@ class Settings:
     buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
     server_lr: float = option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0, below=math.inf)
 
+    aggregator: str = option(
+        "auto", "what makes the global model of the updates (auto: the protocol's own); `safa aggregators` lists them",
+        group=_AGGREGATION,
+    )  # fmt: skip
+    trim: float = option(
+        0.2, "share of the updates that trimmed_mean cuts at each end", group=_AGGREGATION, least=0, below=0.5,
+        needs={"aggregator": ("trimmed_mean",)},
+    )  # fmt: skip
+    hostile: float = option(
+        0.2, "share of hostile clients that krum assumes", group=_AGGREGATION, least=0, below=0.5,
+        needs={"aggregator": ("krum",)},
+    )  # fmt: skip
+    server_step: float = option(
+        1.0, "the step size of MIFA and FedVARP", group=_AGGREGATION, above=0, below=math.inf,
+        needs={"aggregator": ("mifa", "fedvarp")},
+    )  # fmt: skip
+    server_optimiser: str = option(
+        "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_AGGREGATION
+    )
+    server_optimiser_lr: float = option(
+        0.1, "eta, the learning rate of the server's optimiser", group=_AGGREGATION, above=0, below=math.inf,
+        needs={"server_optimiser": ("momentum", "adagrad", "adam", "yogi")},
+    )  # fmt: skip
+    server_momentum: float = option(
+        0.9, "beta_1 of the server's optimiser", group=_AGGREGATION, least=0, below=1,
+        needs={"server_optimiser": ("momentum", "adagrad", "adam", "yogi")},
+    )  # fmt: skip
+    server_beta2: float = option(
+        0.99, "beta_2 of the server's optimiser", group=_AGGREGATION, least=0, below=1,
+        needs={"server_optimiser": ("adam", "yogi")},
+    )  # fmt: skip
+    server_epsilon: float = option(
+        1e-3, "tau of the server's optimiser: what is added to the square root", group=_AGGREGATION, above=0,
+        below=math.inf, needs={"server_optimiser": ("adagrad", "adam", "yogi")},
+    )  # fmt: skip
+
     partition: str = option(
         "contiguous", "who holds which samples: contiguous (the paper), iid, dirichlet:ALPHA or shards:N", group=_LEARN
     )
@@ -220,9 +248,6 @@ class Settings:
     )
     eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
     eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
-    server_optimiser: str = option(
-        "none", "what is wrapped around the aggregator, or your own as package.module:Class", group=_LEARN
-    )
     memory_mb: float = option(
         4096.0, "memory for models and updates; what does not fit is held in a file", group=_LEARN, above=0, most=1e12
     )
@@ -280,7 +305,7 @@ class Settings:
         return bool(harmless) and getattr(self, name) not in harmless
 
     def __post_init__(self) -> None:
-        for name in ("task", "protocol"):
+        for name in ("task", "protocol", "aggregator", "server_optimiser"):
             if not isinstance(getattr(self, name), str):
                 raise SafaError(f"{name} must be text, not {getattr(self, name)!r}")
         if not isinstance(self.train, bool):

@@ -201,7 +201,7 @@ class Learner:
         self._diverged += int(np.count_nonzero(~sound))
         picked = commits.into != _UNDRAFTED
         found = Updates(commits.client, commits.base, commits.weight, picked, rows, start)
-        return _part(found, sound), commits.into[sound]
+        return found.part(sound), commits.into[sound]
 
     def _parts(self, commits: _Commits, start_of: Callable[[_Commits], Tensor]) -> Iterator[Updates]:
         """The updates of these commits in parts that fit the memory, each asked for when the one before is used up."""
@@ -278,7 +278,7 @@ class Learner:
             return
         updates, into = self._updates(wave, self.versions.rows(wave.base))
         into = np.where(into == _UNDRAFTED, first, into)
-        yield from (iter((_part(updates, into == version),)) for version in range(first, last + 1))
+        yield from (iter((updates.part(into == version),)) for version in range(first, last + 1))
 
     def _steps_in_parts(self, kept: _Commits, wave: _Commits, first: int, last: int) -> Iterator[Iterator[Updates]]:
         """The same where they do not fit the memory: part by part, while the aggregator goes through them."""
@@ -329,21 +329,6 @@ class Learner:
 
 
 _UNDRAFTED = -1  # the version that an undrafted update goes into
-
-
-def _part(updates: Updates, chosen: NDArray[np.bool_]) -> Updates:
-    """Some of these updates."""
-    if chosen.all():
-        return updates
-    index = torch.from_numpy(np.flatnonzero(chosen)).to(updates.rows.device)
-    return Updates(
-        updates.client[chosen],
-        updates.base[chosen],
-        updates.weight[chosen],
-        updates.picked[chosen],
-        updates.rows[index],
-        updates.start[index],
-    )
 
 
 def _restored(state: Mapping[str, Tensor], name: str) -> _Commits:

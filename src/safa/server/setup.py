@@ -58,10 +58,11 @@ class Learning:
             source: UpdateSource = self.inbox
             if shards is not None:
                 source = LocalTraining(trainer_of(settings, problem, shards, device), epochs=settings.epochs)
+            self.aggregator = make_aggregator(settings, protocol)
             self._evaluator = Evaluator(problem, device=device)
             self.learner = Learner(
                 source,
-                make_aggregator(settings, protocol),
+                self.aggregator,
                 start,
                 np.asarray(protocol.sizes, dtype=np.float64),
                 evaluate=self._evaluator.evaluate,

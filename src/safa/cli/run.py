@@ -1,0 +1,93 @@
+"""`safa run`: simulate one run, or resume one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from safa.cli.arguments import add_settings, given_settings, settings_of
+from safa.cli.show import print_summary, with_progress
+from safa.errors import SafaError
+from safa.experiments.simulate import Experiment, resume_run, run_to_end
+from safa.runs import RunWriter, next_folder, plain
+from safa.tasks import TASKS
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    """Add `safa run` to the commands."""
+    parser = commands.add_parser(
+        "run",
+        help="simulate one run",
+        usage="safa run TASK [options]",
+        description="Simulate one run of a protocol on a fleet.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
+    add_settings(parser, lists=False)
+    parser.add_argument("--config", metavar="FILE", help="settings from a config.toml; options override it")
+    parser.add_argument(
+        "--resume", metavar="DIR", help="resume the stopped run in this folder; name the task if it is not built in"
+    )
+    parser.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object only")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write the run into this folder (default: a new one in runs/ for a run that trains, else none)",
+    )
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Simulate a run to its end and print its metrics."""
+    start = time.perf_counter()
+    experiment, writer = _resumed(arguments) if arguments.resume else _new(arguments)
+    settings = experiment.settings
+    if experiment.caution and not arguments.quiet:
+        print(f"safa: {experiment.caution}", file=sys.stderr)
+    _finish(experiment, writer, quiet=arguments.quiet)
+    result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}
+    if arguments.json:
+        print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))
+    elif not arguments.quiet:
+        print_summary(settings, result, writer)
+
+
+def _finish(experiment: Experiment, writer: RunWriter | None, *, quiet: bool) -> None:
+    """Run all rounds that are left; Ctrl-C says how many are finished and how to resume."""
+    finished, total = experiment.server.finished, experiment.settings.rounds
+    try:
+        rounds = run_to_end(experiment, writer)
+        for record in with_progress(rounds, total, "rounds", quiet=quiet, done=finished):
+            finished = record.round
+    except KeyboardInterrupt:
+        folder = f" and can be read in {writer.folder}; resume with --resume {writer.folder}" if writer else ""
+        raise KeyboardInterrupt(f"{finished} of {total} rounds are finished{folder}") from None
+
+
+def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
+    """A new run, from the command line and a config file."""
+    experiment = Experiment(settings_of(arguments))
+    settings = experiment.settings
+    folder = Path(arguments.out) if arguments.out else None
+    if folder is None and settings.train and not arguments.json:
+        folder = next_folder(f"{settings.task}-{settings.protocol}")
+    return experiment, RunWriter.begin(folder, settings, force=arguments.force) if folder else None
+
+
+def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter]:
+    """A stopped run; its folder holds all settings. A task that is not built in must be named again."""
+    own = arguments.task and ":" in arguments.task
+    if (arguments.task and not own) or arguments.config or arguments.out or given_settings(arguments):
+        raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
+    return resume_run(
+        arguments.resume,
+        arguments.task,
+        tell=lambda sentence: print(f"safa: {sentence}", file=sys.stderr),
+        how=lambda task: f"safa run {task} --resume {arguments.resume}",
+    )

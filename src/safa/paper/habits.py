@@ -36,7 +36,7 @@ class AsPrinted(Aggregator):
     name = "as-printed"
     caution = "the model is chosen by its loss on the test set, as in the paper; use this for reproduction only"
     """What somebody who uses it has to know."""
-    not_deployed = "the habits of the paper's experiments (server_optimiser) cannot be deployed: devices start from w(0)"
+    not_deployed = "the paper's habits (safa.paper.habits:AsPrinted) cannot be deployed: devices start from one model"
     """Why it is refused where clients are not simulated."""
 
     def __init__(self, inner: Aggregator) -> None:

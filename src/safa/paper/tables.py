@@ -20,7 +20,7 @@ from safa.paper.printed import TableCell, printed
 from safa.paper.times import printed_name
 from safa.tasks import TASKS
 
-__all__ = ["TABLE_METRICS", "PRINTED_TABLES", "Comparison", "TableMetric", "PrintedTable", "compare"]
+__all__ = ["PRINTED_TABLES", "TABLE_METRICS", "Comparison", "PrintedTable", "TableMetric", "compare"]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import safa
 from safa.cli.program import main
 from safa.paper.claims import Finding, claims
 from safa.paper.collect import HOLD, Results, collect, reached
@@ -80,6 +82,15 @@ def test_the_paper_counts_tau_one_lower_than_its_equation() -> None:
     taus = [lag_job(accounting, "boston", 5, crash_rate=0.3, fraction=0.5, seed=0).settings.lag_tolerance
             for accounting in ACCOUNTINGS]  # fmt: skip
     assert taus == [6, 5]
+
+
+def test_nobody_but_the_command_line_knows_of_the_paper() -> None:
+    """A preset names what it needs; no other room does."""
+    source = Path(safa.__file__).parent
+    files = [path for path in source.rglob("*.py") if path.relative_to(source).parts[0] not in ("paper", "cli")]
+    knowing = [path.name for path in files if re.search(r"safa\.paper|as_printed", path.read_text(encoding="utf-8"))]
+    assert files
+    assert knowing == []
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def gradients_of_mifa(steps: Sequence[PlayedStep]) -> list[Row]:
     return [mifa(steps[: end + 1]) - step.before for end, step in enumerate(steps)]
 
 
-def momentum(gradients: list[Row], *, lr: float = 0.3, beta: float = 0.9) -> Row:
+def momentum(gradients: list[Row], *, lr: float = 0.1, beta: float = 0.9) -> Row:
     m = np.zeros_like(gradients[0])
     for delta in gradients:
         m = beta * m + delta
@@ -65,7 +65,7 @@ def adaptive(
 
 FORMULAS: dict[type[ServerOptimiser], Callable[[list[Row]], Row]] = {
     Momentum: momentum,
-    Adagrad: lambda gradients: adaptive(gradients, "adagrad", beta1=0.0),
+    Adagrad: lambda gradients: adaptive(gradients, "adagrad"),
     Adam: lambda gradients: adaptive(gradients, "adam"),
     Yogi: lambda gradients: adaptive(gradients, "yogi"),
 }

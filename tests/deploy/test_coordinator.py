@@ -284,9 +284,9 @@ def test_a_finished_run_and_habits_of_the_paper_are_refused(tmp_path: Path) -> N
     stage.play()
     with pytest.raises(SafaError, match="came to its end"):
         Conductor(tmp_path / "run", now=0.0)
-    prepare(tmp_path / "warm", {"warm_start": True})
-    with pytest.raises(SafaError, match="warm_start"):
-        Conductor(tmp_path / "warm", now=0.0)
+    prepare(tmp_path / "printed", {"server_optimiser": "safa.paper.habits:AsPrinted"})
+    with pytest.raises(SafaError, match="cannot be deployed"):
+        Conductor(tmp_path / "printed", now=0.0)
 
 
 def test_a_copy_of_a_running_folder_is_a_backup(tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_what_is_kept_with_a_run_to_take_it_up_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
-    [({"train": False}, "a deployment trains a model"), ({"warm_start": True}, "warm_start is a habit")],
+    [({"train": False}, "a deployment trains a model"), ({"preset": "paper"}, "habits .* cannot be deployed")],
 )
 def test_what_cannot_be_deployed_leaves_no_folder(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     link = Link(host=LOOPBACK, port=0, keys=None)
@@ -764,7 +764,7 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ("deploy local boston --wire float8", "wire must be one of float32"),
         ("deploy local boston --start-with 6", "start_with is 6, but there are only 5 clients"),
         ("deploy local boston --no-train", "a deployment trains a model; rounds alone can only be simulated"),
-        ("deploy local boston --preset paper", "warm_start is a habit of the paper's experiments"),
+        ("deploy local boston --preset paper", "the paper's habits (safa.paper.habits:AsPrinted) cannot be deployed"),
         ("deploy local boston --pause client-9=3", "there is no client 'client-9' to pause; there are client-0 to"),
         ("deploy local boston --pause client-0", "--pause needs NAME=SECONDS, not 'client-0'"),
         ("deploy local boston --pause client-0=-1", "a pause must be a number of seconds, not -1.0"),

@@ -12,6 +12,7 @@ import pytest
 from safa import Settings, run_rounds
 from safa.errors import SafaError
 from safa.protocol import available
+from safa.runs import presets
 from safa.runs.settings import CLOCKS
 
 
@@ -29,6 +30,40 @@ def test_the_paper_preset() -> None:
     assert settings.rounds == 50  # all of Table II
     assert settings.seed == 9
     assert settings.fraction == 0.7
+    assert settings.server_optimiser == "safa.paper.habits:AsPrinted"
+
+
+def test_a_preset_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("fraction = 0.7\nlag_tolerance = 2\n")
+    settings = Settings.of("mnist", base={"fraction": 0.2, "rounds": 3, "seed": 9}, preset=file, lag_tolerance=4)
+    assert (settings.fraction, settings.lag_tolerance, settings.rounds, settings.seed) == (0.7, 4, 50, 9)
+    assert Settings.of("mnist", preset=str(file), protocol="fedavg").lag_tolerance == 2  # which has no effect there
+    assert presets.names() == ("paper",)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "cannot read .*mine.toml: No such file"),
+        (b"\xff\xfe", "cannot read .*mine.toml: it is not text"),
+        (b"fraction: 1", "mine.toml is not a preset: "),
+        (b"task = 'boston'", "mine.toml is not a preset: it must hold settings alone, and no task"),
+        (b"[protocol_options]\na = 1", "it must hold settings alone, and no protocol_options"),
+        (b"colour = 'red'", "no setting 'colour'"),
+        (b"fraction = 3", "fraction must be above 0 and at most 1, not 3"),
+    ],
+)
+def test_a_file_that_is_no_preset_is_refused(text: bytes | None, complaint: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "mine.toml").write_bytes(text)
+    with pytest.raises(SafaError, match=complaint):
+        Settings.of("boston", preset=tmp_path / "mine.toml")
+
+
+def test_no_preset_changes_what_another_run_is_given() -> None:
+    with pytest.raises(TypeError):
+        presets.read("paper")["clock"] = "causal"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +148,6 @@ def test_a_broken_config_file_says_so(tmp_path: Path) -> None:
         ({"protocol": "local", "averaging": "population"}, "averaging has no effect .* protocol = fedavg or fedcs"),
         ({"protocol": "fedavg", "estimate_error": 1.0}, "estimate_error has no effect .* protocol = fedcs"),
         ({"protocol": "fedavg", "keep_progress": False}, "keep_progress has no effect with protocol = fedavg"),
-        ({"protocol": "fedavg", "warm_start": True}, "warm_start has no effect .* protocol = safa or local"),
         ({"protocol": "fedasync", "hinge_lag": 1}, "hinge_lag has no effect with staleness = polynomial; .* hinge"),
         (
             {"protocol": "fedasync", "staleness": "hinge", "staleness_exponent": 1},

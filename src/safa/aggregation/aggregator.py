@@ -90,6 +90,8 @@ class Aggregator(ABC):
     """Whether a client starts from its own entry instead of from a global model."""
     caution: ClassVar[str] = ""
     """What somebody who uses it has to know."""
+    not_deployed: ClassVar[str] = ""
+    """Why it is refused where clients are not simulated, if it is."""
     run_settings: ClassVar[tuple[str, ...]] = ()
     """For an aggregator of another package: its parameters that are to be filled from the run's settings of that name,
     besides those that it has from a class of this package."""

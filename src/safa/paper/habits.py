@@ -34,10 +34,7 @@ class AsPrinted(Wrapper):
 
     name = "as-printed"
     caution = "the model is chosen by its loss on the test set, as in the paper; use this for reproduction only"
-    not_deployed = (
-        "the habits of the paper's experiments (server_optimiser) cannot be deployed: devices start from w(0)"
-    )
-    """Why it is refused where clients are not simulated."""
+    not_deployed = "the paper's habits (safa.paper.habits:AsPrinted) cannot be deployed: devices start from one model"
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin with no best model yet."""

@@ -47,7 +47,7 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
     time = "virtual time" if run.roster() is None else "time"
     return [
-        Section("Summary", [Words(state), Facts(_facts(run.settings, run.summary or seen.metrics.values()))]),
+        Section("Summary", [Words(state), Facts(_facts(run.summary or seen.metrics.values()))]),
         *_devices(run),
         Section("Learning", _learning(seen.rows, run.settings.train, time)),
         Section("Clients and rounds", [_map(run, order, by)]),
@@ -127,7 +127,7 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows[:: -(-len(rows) // _POINTS)]) if rows else []
 
 
-def _facts(settings: Settings, values: dict[str, Any]) -> list[Fact]:
+def _facts(values: dict[str, Any]) -> list[Fact]:
     """The metrics, and what was refused."""
     return [
         Fact(name, value_of(name, value), METRICS.get(name, ""))

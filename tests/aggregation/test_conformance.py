@@ -37,7 +37,7 @@ def is_own(kind: type[Aggregator], module: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", found())
+@pytest.mark.parametrize("kind", list(found()))
 def test_every_aggregator_keeps_the_contract(kind: Callable[[], Aggregator]) -> None:
     check_aggregator(kind, scripts=2, seed=100)
 

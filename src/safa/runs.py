@@ -9,17 +9,26 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safa.analysis import METRICS
+from safa.checkpoints import FOLDER as CHECKPOINTS
+from safa.checkpoints import (
+    Checkpoint,
+    CheckpointWriter,
+    RowSource,
+    checkpoint_files,
+    has_checkpoint,
+    load_checkpoint,
+    remove_checkpoints,
+)
 from safa.errors import SafaError
 from safa.protocol import registry
 from safa.records import RecordOrder, RoundRecord
@@ -28,11 +37,9 @@ from safa.storage import (
     PART,
     append,
     read_json,
-    read_sealed,
     read_tensors,
     reading,
     write_atomically,
-    write_sealed,
     writing,
 )
 
@@ -63,9 +70,6 @@ _FILES = (
     "expel.json", "expel.taken.json", "server.log", "lock", _TABLE, _CONFIG,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
-_CHECKPOINTS, _GENERATION = "checkpoint", re.compile(r"state-([0-9]{6,})\.safetensors")
-_CHECKPOINT_FORMAT = "safa checkpoint 1"
-_GENERATIONS = 2
 _LARGEST = 1e300  # no number in a file is larger
 _DEVICE_STATE = "state.safetensors"
 
@@ -115,8 +119,8 @@ def _remove_run(folder: Path) -> None:
     from safa.deploy.lock import is_held
 
     files = [folder / f"{name}{end}" for name in _FILES for end in (PART, "")]
-    checkpoints = _files_in(folder / _CHECKPOINTS)
-    folders = [folder / _CHECKPOINTS]
+    checkpoints = checkpoint_files(folder)
+    folders = [folder / CHECKPOINTS]
     is_deployment = (folder / _LINK).is_file()
     if is_deployment:
         folders += [folder / _LINK.parent, folder / _CLIENTS, *_files_in(folder / _CLIENTS)]
@@ -130,7 +134,7 @@ def _remove_run(folder: Path) -> None:
         if is_deployment:
             shutil.rmtree(folder / _LINK.parent)
         for path in (
-            *(path for path in checkpoints if _GENERATION.fullmatch(path.name.removesuffix(PART))),
+            *checkpoints,
             *(path for path in states if path.name.removesuffix(PART) == _DEVICE_STATE),
             *files,
         ):
@@ -158,10 +162,10 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 class RunWriter:
     """Writes the folder of a run while it goes on. What is in it can be read at any moment."""
 
-    def __init__(self, folder: Path, rounds: BinaryIO) -> None:
+    def __init__(self, folder: Path, rounds: BinaryIO, checkpoints: CheckpointWriter) -> None:
         self.folder = folder
         self._rounds = rounds
-        self._fingerprint = _fingerprint(folder)
+        self._checkpoints = checkpoints
 
     @classmethod
     def begin(cls, folder: Path, settings: Settings, *, force: bool = False) -> RunWriter:
@@ -170,43 +174,50 @@ class RunWriter:
         with writing(folder / _CONFIG):
             write_config(folder, settings)
         with writing(folder / _ROUNDS):
-            return cls(folder, (folder / _ROUNDS).open("ab", buffering=0))
+            rounds = (folder / _ROUNDS).open("ab", buffering=0)
+        return cls(folder, rounds, CheckpointWriter(folder, settings=_fingerprint(folder)))
 
     @classmethod
     def resume(cls, run: Run, finished: int) -> RunWriter:
-        """Go on with a folder behind its first `finished` rounds; what was written after them is dropped."""
+        """Go on with a folder behind its first `finished` rounds; what was written after them is dropped.
+
+        The next checkpoint writes of its tables what has changed since the one that was made after these rounds. So let
+        each table forget which rows were put to restore it (`take_changed`); else they are all written again.
+        """
         if run.folder is None:
             raise SafaError("a run that is held in memory cannot be taken up again")
-        for checkpoint in _generations(run.folder).values():
+        for checkpoint in checkpoint_files(run.folder):
             if checkpoint.is_dir():
                 raise SafaError(f"{checkpoint} is a folder, where a checkpoint has to be; remove or rename it first")
+        with writing(run.folder / CHECKPOINTS):
+            checkpoints = CheckpointWriter.resume(run.folder, settings=_fingerprint(run.folder), finished=finished)
         path = run.folder / _ROUNDS
         with writing(path):
             rounds = path.open("ab", buffering=0)
             with path.open("rb") as lines:
                 os.truncate(path, sum(len(line) for line in islice(lines, finished)))
-        return cls(run.folder, rounds)
+        return cls(run.folder, rounds, checkpoints)
 
     def add(self, record: RoundRecord) -> None:
         """Append a round, as one line in one write."""
         with writing(self.folder / _ROUNDS):
             append(self._rounds, record.to_json().encode() + b"\n")
 
-    def checkpoint(self, finished: int, state: dict[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    def checkpoint(
+        self,
+        finished: int,
+        state: Mapping[str, Tensor],
+        notes: Mapping[str, str] | None = None,
+        tables: Mapping[str, RowSource] | None = None,
+    ) -> None:
         """Keep what has been learnt after so many rounds; the rounds themselves are on the disk before it.
 
-        `notes` is what else is to be kept with it, as text by name. The checkpoint before this one is kept, too.
+        `notes` is what else is to be kept with it, as text by name. Of `tables`, only rows are written that have
+        changed since the last checkpoint. The checkpoint before this one is kept, too.
         """
-        folder = self.folder / _CHECKPOINTS
-        head = {"format": _CHECKPOINT_FORMAT, "rounds": str(finished), "settings": self._fingerprint}
-        with writing(folder):
+        with writing(self.folder / CHECKPOINTS):
             os.fsync(self._rounds.fileno())
-            folder.mkdir(exist_ok=True)
-            write_sealed(folder / f"state-{finished:06d}.safetensors", state, {**(notes or {}), **head})
-            others = {rounds: path for rounds, path in _generations(self.folder).items() if rounds != finished}
-            kept = [rounds for rounds in others if rounds < finished][: _GENERATIONS - 1]
-            for path in [path for rounds, path in others.items() if rounds not in kept]:
-                path.unlink(missing_ok=True)
+            self._checkpoints.write(finished, state, notes or {}, tables or {})
 
     def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
         """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
@@ -218,7 +229,7 @@ class RunWriter:
                 write_atomically(self.folder / _MODEL, save(model))
             if summary is not None:
                 write_atomically(self.folder / _SUMMARY, (json.dumps(plain(summary), indent=2) + "\n").encode())
-                _remove_checkpoints(self.folder)
+                remove_checkpoints(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -275,73 +286,7 @@ class Run:
         """The newest checkpoint that is sound, and made after at most `most` rounds where that is given."""
         if self.folder is None:
             return Checkpoint()
-        problems: list[str] = []
-        fingerprint = _fingerprint(self.folder)
-        for rounds, path in _generations(self.folder).items():
-            if most is not None and rounds > most:
-                problems.append(f"{path} is passed over: there are only {most} finished rounds in {_ROUNDS}")
-                continue
-            try:
-                notes, state = _read_checkpoint(path, rounds)
-            except SafaError as problem:
-                problems.append(str(problem))
-                continue
-            if notes.pop("settings") != fingerprint:
-                problems.append(f"{path} was made for other settings than those in {_CONFIG}")
-                return Checkpoint(problems=tuple(problems), other_settings=True)
-            return Checkpoint(rounds=rounds, notes=notes, state=state, problems=tuple(problems))
-        return Checkpoint(problems=tuple(problems))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Checkpoint:
-    """What a run had come to after some of its rounds; without any where no checkpoint can be used."""
-
-    rounds: int = 0
-    """After how many rounds it was made; 0 where none can be used."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What its writer noted beside the tensors."""
-    state: dict[str, Tensor] = field(default_factory=dict)
-    """What had been learnt by then."""
-    problems: tuple[str, ...] = ()
-    """A sentence for each newer checkpoint that was passed over: damaged, unreadable, or made for other settings."""
-    other_settings: bool = False
-    """Whether it is for its settings that none can be used: those of the run were changed since."""
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether there is any checkpoint in the folder of a run, sound or not."""
-    return bool(_generations(folder))
-
-
-def _generations(folder: Path) -> dict[int, Path]:
-    """The files of checkpoints in the folder of a run by their number of finished rounds, the newest first."""
-    try:
-        found = {path: _GENERATION.fullmatch(path.name) for path in (folder / _CHECKPOINTS).iterdir()}
-    except OSError:
-        return {}
-    numbered = {int(match[1]): path for path, match in found.items() if match}
-    return dict(sorted(numbered.items(), reverse=True))
-
-
-def _read_checkpoint(path: Path, rounds: int) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The notes and the state of a checkpoint that should have been made after so many rounds."""
-    notes, state = read_sealed(path)
-    made_as, made_after = notes.pop("format", ""), notes.pop("rounds", "")
-    if made_as != _CHECKPOINT_FORMAT or "settings" not in notes:
-        raise SafaError(f"{path} is of another format: {made_as!r} instead of {_CHECKPOINT_FORMAT!r}")
-    if made_after != str(rounds):
-        raise SafaError(f"{path} has been renamed: it was made after round {made_after}")
-    return notes, state
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints of a run, and their folder unless there is something else in it."""
-    with suppress(OSError):
-        for path in _files_in(folder / _CHECKPOINTS):
-            if _GENERATION.fullmatch(path.name.removesuffix(PART)):
-                path.unlink()
-        (folder / _CHECKPOINTS).rmdir()
+        return load_checkpoint(self.folder, settings=_fingerprint(self.folder), most=most)
 
 
 def _fingerprint(folder: Path) -> str:

@@ -60,21 +60,28 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_sealed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-    """Write tensors and notes, atomically, as a safetensors file with a checksum of everything in it."""
+def write_sealed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
+    """Write tensors and notes, atomically, as a safetensors file with a checksum of everything in it; return that."""
     from safetensors.torch import save
 
-    write_atomically(path, save(dict(tensors), metadata={**notes, _CHECK: _checksum(tensors, notes)}))
+    check = _checksum(tensors, notes)
+    write_atomically(path, save(dict(tensors), metadata={**notes, _CHECK: check}))
+    return check
 
 
-def read_sealed(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The notes and tensors of a file that `write_sealed` wrote; a damaged one is an error."""
+def read_sealed(path: Path, *, check: str | None = None) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The notes and tensors of a file that `write_sealed` wrote; a damaged one is an error.
+
+    So is another than the one with this checksum, where that is given.
+    """
     notes, tensors = read_tensors(path)
-    check = notes.pop(_CHECK, None)
-    if check is None:
+    found = notes.pop(_CHECK, None)
+    if found is None:
         raise SafaError(f"{path} is damaged: there is no checksum in it")
-    if check != _checksum(tensors, notes):
+    if found != _checksum(tensors, notes):
         raise SafaError(f"{path} is damaged: its checksum is not that of its content")
+    if check not in (None, found):
+        raise SafaError(f"{path} is another file than the one that was written under that name")
     return notes, tensors
 
 

@@ -15,8 +15,7 @@ import torch
 
 from safa.deploy.exchange.coordinator import Conductor
 from safa.errors import SafaError
-from safa.runs import load_run
-from safa.runs.storage import read_sealed, write_sealed
+from safa.runs import RunWriter, load_run
 from tests.deploy.stage import Stage, apart, fed_again
 
 Change = Callable[[dict[str, str], dict[str, torch.Tensor]], object]
@@ -191,10 +190,12 @@ def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 )
 def test_whatever_is_wrong_inside_a_checkpoint_is_one_sentence(tmp_path: Path, change: Change) -> None:
     stopped(tmp_path)
-    newest = checkpoints(tmp_path / "run")[0]
-    notes, state = read_sealed(newest)
-    change(notes, state)
-    write_sealed(newest, state, notes)
+    run = load_run(tmp_path / "run")
+    found = run.load_checkpoint()
+    change(found.notes, found.state)
+    writer = RunWriter.resume(run, found.rounds)
+    writer.checkpoint(found.rounds, found.state, found.notes)
+    writer.close()
     assert "checkpoint" in is_turned_down(tmp_path / "run") or "snapshot" in is_turned_down(tmp_path / "run")
 
 

@@ -70,7 +70,8 @@ def advance(tables: Mapping[str, Rows], number: int) -> None:
     clients = np.arange(60) if number == 1 else draw.choice(60, 8, replace=False)
     tables["cache"].put(clients, torch.from_numpy(draw.standard_normal((len(clients), 1500), dtype=np.float32)))
     tables["models"].put(ids(number), torch.full((1, 3), float(number), dtype=torch.float64))
-    tables["models"].drop(ids(*range(number - 3, 0, -4)))
+    if number > 3:
+        tables["models"].drop(ids(number - 3))
     if number == 4:
         tables["cache"].drop(ids(5, 6))
 
@@ -108,11 +109,13 @@ def restored(found: Checkpoint) -> dict[str, Rows]:
 
 def go_on(writer: RunWriter, tables: Mapping[str, Rows], done: int, rounds: int) -> Iterator[int]:
     """The rounds behind those that are done, each with its checkpoint."""
-    for number in range(done + 1, rounds + 1):
-        advance(tables, number)
-        writer.checkpoint(number, {"round": torch.tensor(number)}, {"after": str(number)}, tables)
-        yield number
-    writer.close()
+    try:
+        for number in range(done + 1, rounds + 1):
+            advance(tables, number)
+            writer.checkpoint(number, {"round": torch.tensor(number)}, {"after": str(number)}, tables)
+            yield number
+    finally:
+        writer.close()
 
 
 def stopped(folder: Path, rounds: int) -> Run:
@@ -130,7 +133,7 @@ def resumed(run: Run, rounds: int) -> Checkpoint:
     return found
 
 
-def files(folder: Path, kind: str = "*") -> dict[str, int]:
+def files(folder: Path, kind: str = "") -> dict[str, int]:
     """The files of checkpoints, and how large each is."""
     return {path.name: path.stat().st_size for path in sorted((folder / "checkpoint").glob(f"{kind}*"))}
 
@@ -215,10 +218,11 @@ def test_a_row_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
     assert (numbers.tolist(), rows[:, -1].tolist()) == ([1, 5, 9], [0.0, 1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_1000_clients_of_which_100_change_write_an_eighth_more_and_take_two_and_a_half_times_the_space(
     tmp_path: Path,
 ) -> None:
-    """Rows of 16 kB, so that the 64 kB that are free are four of them. Live are the rows of both checkpoints."""
+    """Rows of 16 kB, so that the 64 kB that are free are four of them."""
     width = 4000
     row = width * 4
     draw = np.random.default_rng(0)
@@ -234,7 +238,7 @@ def test_1000_clients_of_which_100_change_write_an_eighth_more_and_take_two_and_
         after = files(tmp_path, "rows")
         written = sum(size for name, size in after.items() if name not in before)
         assert 100 <= written / row <= 100 + 100 / 8 + 4 + 1  # names and checksums are less than a row
-        most = max(most, sum(after.values()) / row / (1000 + 100))
+        most = max(most, sum(after.values()) / row / 1000)
         assert sum(files(tmp_path, "state").values()) / row < 4
     writer.close()
     assert 1.5 < most <= 2.5
@@ -243,14 +247,14 @@ def test_1000_clients_of_which_100_change_write_an_eighth_more_and_take_two_and_
 
 
 def test_small_segments_are_put_together(tmp_path: Path) -> None:
-    """A hundred checkpoints of one small row each do not leave a hundred files."""
+    """Many checkpoints of one small row each do not leave as many files."""
     table, writer = Rows(4), RunWriter.begin(tmp_path, SETTINGS)
-    for number in range(100):
+    for number in range(30):
         table.put(ids(number), torch.full((1, 4), float(number)))
         writer.checkpoint(number, {}, tables={"models": table})
     writer.close()
     assert len(files(tmp_path, "rows")) <= 3
-    assert load_run(tmp_path).load_checkpoint().tables["models"][1][:, 0].tolist() == list(range(100))
+    assert load_run(tmp_path).load_checkpoint().tables["models"][1][:, 0].tolist() == list(range(30))
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
@@ -378,10 +382,11 @@ class Machine:
         self.left = -1
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_instant_loses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every operation of six checkpoints is the last one in a run that is resumed then."""
-    rounds = 6
-    wanted = history(rounds)
+    """Every operation of five checkpoints is the last one in a run that is resumed then."""
+    rounds = 5
+    wanted = history(rounds + 1)
     machine = Machine(monkeypatch)
     operation, crashes = 0, 0
     while crashes == operation:
@@ -391,17 +396,17 @@ def test_a_crash_at_any_instant_loses_no_checkpoint(tmp_path: Path, monkeypatch:
         done = 0
         try:
             with machine.stopping(operation):
-                for done in go_on(writer, new_tables(), 0, rounds):
-                    pass
+                for number in go_on(writer, new_tables(), 0, rounds):
+                    done = number
         except CrashError:
             crashes += 1
         check_after_crash(folder, done, wanted)
-        resumed(load_run(folder), rounds)
-        assert same(load_run(folder).load_checkpoint(), wanted[rounds])
-        assert list(files(folder, "state")) == [f"state-{n:06d}.safetensors" for n in (rounds - 1, rounds)]
-        assert set(files(folder, "rows")) == segments_of(folder, rounds - 1) | segments_of(folder, rounds)
+        resumed(load_run(folder), rounds + 1)
+        check_after_crash(folder, rounds + 1, wanted)
+        assert list(files(folder, "state")) == [f"state-{n:06d}.safetensors" for n in (rounds, rounds + 1)]
+        assert set(files(folder, "rows")) == segments_of(folder, rounds) | segments_of(folder, rounds + 1)
         shutil.rmtree(folder)
-    assert crashes > 50
+    assert crashes > 40
 
 
 def check_after_crash(folder: Path, done: int, wanted: Mapping[int, Any]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from safa.aggregation import Aggregator, Step, Updates
 from safa.aggregation.rows import RowTable, Versions, give_back_memory, rows_that_fit
+from safa.errors import SafaError
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.training import torch_threads
 
@@ -117,6 +118,11 @@ class Learner:
         with torch_threads(threads):
             aggregator.begin(self.versions, sizes, memory_mb=memory_mb)
             aggregator.prepare(evaluate=lambda row: evaluate(row)[0], train=source.train)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there ever were."""
+        return len(self._held)
 
     @property
     def model(self) -> Tensor:
@@ -316,6 +322,10 @@ class Learner:
 
     def restore(self, state: Mapping[str, Tensor], tables: Mapping[str, tuple[Ids, Tensor]]) -> None:
         """Continue from a checkpoint."""
+        for name, (_, rows) in tables.items():
+            if rows.ndim != 2 or rows.shape[1] != len(self.model):
+                shape = tuple(rows.shape)
+                raise SafaError(f"the checkpoint holds {name} of shape {shape}; this model has {len(self.model)} numbers")
         self.versions.restore(*tables["models"])
         for name, table in self.tables().items():
             if name != "models" and name in tables:

@@ -14,10 +14,9 @@ from safa.protocol.registry import parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["check_learnt", "protocol_state", "restore_protocol"]
+__all__ = ["protocol_state", "restore_protocol"]
 
 _PREFIX = "protocol."
-_PER_CLIENT = ("held", "cache.size", "cache.active", "cache.version")
 _PLAIN = (bool, int, float, str, type(None))
 _LIKE: dict[type, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
@@ -57,12 +56,3 @@ def restore_protocol(protocol: Protocol, tensors: dict[str, Tensor], values: str
         if name not in fresh or not isinstance(value, _LIKE.get(type(fresh[name]), type(fresh[name]))):
             raise SafaError(f"the checkpoint holds no usable {name} of {protocol.name}")
     protocol.restore(arrays | plain)
-
-
-def check_learnt(state: dict[str, Tensor], *, clients: int, size: int) -> None:
-    """Complain about what was learnt if it is not that of so many clients and a model of so many numbers."""
-    for name, tensor in state.items():
-        if name in _PER_CLIENT and tensor.shape != (clients,):
-            raise SafaError(f"the checkpoint holds {name} of shape {tuple(tensor.shape)} for {clients} clients")
-        if name.endswith(".rows") and (tensor.ndim != 2 or tensor.shape[1] != size):
-            raise SafaError(f"the checkpoint holds models of shape {tuple(tensor.shape)}; this one has {size} numbers")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ from safa.streams import stream
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from safa.server.inbox import Inbox
     from safa.server.learner import Learner
 
 __all__ = ["Server"]
@@ -47,21 +48,23 @@ class Server:
         seed: int,
         rounds: int,
         learner: Learner | None = None,
+        inbox: Inbox | None = None,
         writer: RunWriter | None = None,
         checkpoint_every: int = 1,
         notes: Callable[[], Mapping[str, str]] = dict,
         repeats: bool = False,
     ) -> None:
-        """`notes` gives what else a checkpoint is to hold, as text by name.
+        """`inbox` is where received updates go, if clients are not simulated. `notes` gives what else a checkpoint is to hold, as text by name.
 
         `repeats` says that rounds before a checkpoint are simulated again, so that none has to hold the protocol.
         """
-        self.protocol, self.learner, self.writer = protocol, learner, writer
+        self.protocol, self.learner, self.inbox, self.writer = protocol, learner, inbox, writer
         self.seed, self.rounds = seed, rounds
         self.metrics = Metrics()
         self.finished = 0
         """Rounds that were finished before this object took over; where they are repeated, nothing is made of them."""
         self._checkpoint_every, self._notes, self._repeats = checkpoint_every, notes, repeats
+        self._before: dict[str, Any] = {}
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -73,9 +76,24 @@ class Server:
         """Open the next round, and say whom to set to work; `expected_s` is how long each client is thought to take."""
         return self.protocol.open_round(now=now, draws=self.draws() if draws is None else draws, expected_s=expected_s)
 
-    def receive(self, events: Events, *, late: bool = False) -> Receipt:
-        """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it."""
-        return self.protocol.receive(events, late=late)
+    def receive(self, events: Events, *, late: bool = False, rows: Tensor | None = None) -> Receipt:
+        """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it.
+
+        `rows` are the updates themselves, where they were received; simulated ones are trained when they are needed.
+        """
+        receipt = self.protocol.receive(events, late=late)
+        if rows is not None and self.inbox is not None:
+            for place in np.flatnonzero(receipt.accepted & ~events.lost[: receipt.consumed]).tolist():
+                self.inbox.put(int(events.client[place]), int(events.base[place]), rows[place])
+        return receipt
+
+    def mark(self) -> None:
+        """Note the state before a round, and before clients come and go for it, in case that it is cancelled."""
+        self._before = self.protocol.snapshot()
+
+    def cancel_round(self) -> None:
+        """Go back to the mark: the round that is open, of which nothing was accepted, has never been."""
+        self.protocol.restore(self._before)
 
     def close_round(self, *, now: float) -> RoundRecord:
         """Close the round; its record is yet to be completed by whoever drives the server, and committed."""
@@ -122,6 +140,8 @@ class Server:
                 raise SafaError(f"the checkpoint was made after round {made}, but is of round {of}")
         if self.learner is not None:
             self.learner.restore(checkpoint.state, checkpoint.tables)
+            if not self._repeats and self.learner.clients != self.protocol.clients:
+                raise SafaError(f"the checkpoint is of {self.learner.clients} and of {self.protocol.clients} clients")
         for record in itertools.islice(run.records(), checkpoint.rounds):
             self.metrics.add(record)
         self.finished = checkpoint.rounds

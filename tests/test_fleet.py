@@ -89,9 +89,9 @@ def test_bandwidths_must_be_positive() -> None:
 # -- faults ----------------------------------------------------------------------------------------------------------
 
 
-def strike(faults: Faults, clients: list[int], *, begin_s: float = 0.0, left_s: float = 10.0) -> list[float]:
+def crash_times(faults: Faults, clients: list[int], *, begin_s: float = 0.0, left_s: float = 10.0) -> list[float]:
     count = len(clients)
-    cut_s = faults.strike(
+    cut_s = faults.crash_times(
         np.array(clients),
         np.full(count, begin_s),
         np.full(count, left_s),
@@ -101,26 +101,26 @@ def strike(faults: Faults, clients: list[int], *, begin_s: float = 0.0, left_s: 
     return [float(value) for value in cut_s]
 
 
-def test_as_many_stretches_are_struck_as_the_crash_rate_says() -> None:
+def test_as_many_stretches_crash_as_the_crash_rate_says() -> None:
     faults = Faults(20_000, seed=3, crash_rate=0.3)
-    cut_s = np.array(strike(faults, list(range(20_000))))
-    struck = np.isfinite(cut_s)
-    assert struck.mean() == pytest.approx(0.3, abs=0.01)
-    assert cut_s[struck].mean() == pytest.approx(5.0, abs=0.1)
+    cut_s = np.array(crash_times(faults, list(range(20_000))))
+    crashed = np.isfinite(cut_s)
+    assert crashed.mean() == pytest.approx(0.3, abs=0.01)
+    assert cut_s[crashed].mean() == pytest.approx(5.0, abs=0.1)
 
 
 def test_a_client_meets_its_own_fate_whoever_else_is_asked_about() -> None:
     faults = Faults(50, seed=3, crash_rate=0.5)
-    assert strike(faults, [7, 3]) == [strike(faults, [7])[0], strike(faults, [3])[0]]
+    assert crash_times(faults, [7, 3]) == [crash_times(faults, [7])[0], crash_times(faults, [3])[0]]
 
 
 def test_a_trace_cuts_work_when_the_client_goes_offline() -> None:
     trace = np.array([[0, 0, 5], [0, 8, 30], [2, 4, 9]], dtype=float)
     faults = Faults(3, seed=0, crash_rate=0.0, trace=trace)
-    assert strike(faults, [0, 1, 2]) == [5.0, 0.0, 0.0]
-    assert strike(faults, [0, 1, 2], begin_s=4.0) == [5.0, 4.0, 9.0]
-    assert strike(faults, [0], begin_s=9.0) == [np.inf]
-    assert strike(faults, [0], begin_s=99.0) == [99.0]  # after the trace, nobody is online
+    assert crash_times(faults, [0, 1, 2]) == [5.0, 0.0, 0.0]
+    assert crash_times(faults, [0, 1, 2], begin_s=4.0) == [5.0, 4.0, 9.0]
+    assert crash_times(faults, [0], begin_s=9.0) == [np.inf]
+    assert crash_times(faults, [0], begin_s=99.0) == [99.0]  # after the trace, nobody is online
 
 
 @pytest.mark.parametrize(("crash_rate", "model"), [(-0.1, "round"), (1.1, "round"), (0.5, "sometimes")])
@@ -131,8 +131,8 @@ def test_wrong_faults_are_refused(crash_rate: float, model: str) -> None:
 
 def test_each_client_may_have_a_crash_rate_of_its_own() -> None:
     rates = np.repeat([0.0, 0.2, 0.7, 1.0], 5000)
-    struck, _ = Faults(20_000, seed=3, crash_rate=rates).draw(1)
-    assert struck.reshape(4, -1).mean(axis=1) == pytest.approx([0, 0.2, 0.7, 1], abs=0.02)
+    crashed, _ = Faults(20_000, seed=3, crash_rate=rates).draw(1)
+    assert crashed.reshape(4, -1).mean(axis=1) == pytest.approx([0, 0.2, 0.7, 1], abs=0.02)
 
 
 def test_one_crash_rate_for_all_is_the_same_as_one_for_each() -> None:

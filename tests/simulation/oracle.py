@@ -56,7 +56,7 @@ class World:
     def stretch(self, k: int, begin_s: float) -> None:
         client = self.clients[k]
         left_s = client.full_s - client.before_s
-        cut_s = self.fleet.faults.strike(
+        cut_s = self.fleet.faults.crash_times(
             np.array([k]),
             np.array([begin_s]),
             np.array([left_s]),
@@ -65,8 +65,8 @@ class World:
         )[0]
         client.stretches += 1
         client.begin_s, client.cut_s = begin_s, float(cut_s)
-        struck = client.cut_s < math.inf
-        client.next_s = client.cut_s + self.settings.detection_delay_s if struck else begin_s + left_s
+        crashed = client.cut_s < math.inf
+        client.next_s = client.cut_s + self.settings.detection_delay_s if crashed else begin_s + left_s
 
     def start(self, k: int, base: int, begin_s: float) -> None:
         client, fleet = self.clients[k], self.fleet
@@ -85,13 +85,13 @@ class World:
         for client in self.clients:
             client.stretches = 0
         for k, client in enumerate(self.clients):
-            struck = client.busy and client.cut_s <= now
+            crashed = client.busy and client.cut_s <= now
             if k in sync:
                 self.start(k, base, self.link_free_s)
-            elif struck and k in resume:
+            elif crashed and k in resume:
                 client.before_s = self.elapsed_s(k, now) if self.settings.keep_progress else 0.0
                 self.stretch(k, now)
-            elif struck:
+            elif crashed:
                 client.busy, client.cut_s, client.next_s = False, math.inf, math.inf
             elif client.busy and self.settings.fault_model == "round":
                 client.before_s = self.elapsed_s(k, now)

@@ -17,7 +17,7 @@ class Faults:
     """Decides whether and when a stretch of work is cut short.
 
     A stretch is work without a break: from the start of an attempt, or from a client's return, to its end. With the
-    model `attempt` every stretch is struck with probability `crash_rate` when it begins; with `round`, as in the paper,
+    model `attempt` every stretch crashes with probability `crash_rate` when it begins; with `round`, as in the paper,
     every client at work is, once in every round. The point is uniform over the work that is left. A trace cuts a
     stretch when the client goes offline, on top of that. A `crash_rate` is one number for all clients, or one for each.
     """
@@ -44,7 +44,7 @@ class Faults:
         self._draws: dict[tuple[int, int], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     def draw(self, round_number: int, ordinal: int = 0) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """For every client, whether it is struck and at which share of its work, in its nth stretch of a round."""
+        """For every client, whether it crashes and at which share of its work, in its nth stretch of a round."""
         key = round_number, ordinal
         if key not in self._draws:
             if ordinal == 0:
@@ -54,7 +54,7 @@ class Faults:
             self._draws[key] = lots < self.crash_rate, points
         return self._draws[key]
 
-    def strike(
+    def crash_times(
         self,
         clients: Ids,
         begin_s: NDArray[np.float64],
@@ -66,8 +66,8 @@ class Faults:
         """When these stretches are cut short (inf: not at all), given when they begin and how long they are."""
         cut_s = np.full(len(clients), np.inf)
         for nth in np.unique(ordinal):
-            struck, point = self.draw(round_number, int(nth))
-            hit = (ordinal == nth) & struck[clients]
+            crashed, point = self.draw(round_number, int(nth))
+            hit = (ordinal == nth) & crashed[clients]
             cut_s[hit] = begin_s[hit] + point[clients[hit]] * left_s[hit]
         if self.has_trace:
             cut_s = np.minimum(cut_s, self._offline_s(clients, begin_s))

@@ -1,7 +1,7 @@
 """The protocols, as pure state machines: numpy only, no clock, no random number, no file, no model.
 
 Read `safa` (the rules of the paper) first, then `machine` (the mechanism that all share) and `events` (what goes in
-and out). Every rival is one small file.
+and out). Every other protocol is one small file.
 """
 
 from safa.protocol.events import Dispatch, Events, Receipt

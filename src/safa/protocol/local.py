@@ -1,6 +1,6 @@
 """Fully local training, the paper's baseline without exchange: everyone trains alone, models meet once, at the end.
 
-In every round a random C-fraction trains, each client on from its own last model. Nothing travels until the last
+In every round a random C-fraction trains, each client on from its own last model. Nothing is exchanged until the last
 round, in which the clients' models are summed by size.
 """
 

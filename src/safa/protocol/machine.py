@@ -427,7 +427,7 @@ class Protocol(ABC):
         """
 
     def _uploads(self, arrivals: int) -> int:
-        """How many models travelled up in this round."""
+        """How many models were uploaded in this round."""
         return arrivals
 
 

@@ -2,7 +2,7 @@
 
 A protocol closes a round by yielding one immutable `RoundRecord`. A client's update is a function of (client, base
 version) alone, so a record that lists who committed, from which base and with what verdict is enough to train, to
-measure and to draw everything later; no model travels with it.
+measure and to draw everything later; it holds no model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RoundRecord:
     version_variance: float
     """Variance of the versions that those clients trained from (V_t of Eq. 10)."""
     uploads: int
-    """How many models travelled up."""
+    """How many models were uploaded."""
     sent: Ids
     """Who was sent the global model (a client more than once where the protocol answers every arrival)."""
     sent_version: Ids

@@ -1,6 +1,6 @@
 """The folder of a run: `config.toml`, `rounds.jsonl` (one record a line), `summary.json`, `model.safetensors`.
 
-While a run goes on there is `checkpoint/`, too. A run that was stopped at any instant can be read, and taken up again.
+While a run goes on there is `checkpoint/`, too. A run that was stopped at any instant can be read, and resumed.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class RunWriter:
         each table forget which rows were put to restore it (`take_changed`); else they are all written again.
         """
         if run.folder is None:
-            raise SafaError("a run that is held in memory cannot be taken up again")
+            raise SafaError("a run that is held in memory cannot be resumed")
         for checkpoint in checkpoint_files(run.folder):
             if checkpoint.is_dir():
                 raise SafaError(f"{checkpoint} is a folder, where a checkpoint has to be; remove or rename it first")

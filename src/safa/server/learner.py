@@ -325,7 +325,9 @@ class Learner:
         for name, (_, rows) in tables.items():
             if rows.ndim != 2 or rows.shape[1] != len(self.model):
                 shape = tuple(rows.shape)
-                raise SafaError(f"the checkpoint holds {name} of shape {shape}; this model has {len(self.model)} numbers")
+                raise SafaError(
+                    f"the checkpoint holds {name} of shape {shape}; this model has {len(self.model)} numbers"
+                )
         self.versions.restore(*tables["models"])
         for name, table in self.tables().items():
             if name != "models" and name in tables:

@@ -49,7 +49,7 @@ def causal_rounds(
             fleet,
             closed_s=now,
             distribution_s=len(record.sent) * fleet.copy_s,
-            crashed=devices.struck(now),
+            crashed=devices.crashed(now),
             work_done=devices.work_done,
             work_lost=devices.work_lost,
         )
@@ -60,7 +60,7 @@ def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink)
     """Feed the open round what the server hears, in order, and return when to close it.
 
     Where arrivals are answered at once, a batch spans less time than the fastest client's turnaround, so that no answer
-    can lead to an arrival inside its own batch. (An answered client that is struck can be found lost before its batch
+    can lead to an arrival inside its own batch. (An answered client that crashes can be found lost before its batch
     is over. That loss is told at the end of the batch; since the batch's last client is still awaited then, it cannot
     be the one that ends the round any earlier.)
     """

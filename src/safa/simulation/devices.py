@@ -40,17 +40,17 @@ class Devices:
         self.work_lost = 0.0
 
     def open_round(self, dispatch: Dispatch, versions: NDArray[np.int32], *, now: float, begin_s: float) -> None:
-        """A round opens: who is synchronised starts at `begin_s`, who was struck down is back, the rest go on."""
+        """A round opens: who is synchronised starts at `begin_s`, who crashed is back, the rest go on."""
         self._round += 1
         self._ordinal[:] = 0
         self.work_done = self.work_lost = 0.0
-        struck = self._busy & (self._cut_s <= now)
+        crashed = self._busy & (self._cut_s <= now)
         resuming = np.zeros(len(self._busy), dtype=np.bool_)
         resuming[dispatch.resume] = True
-        self._abandon(np.flatnonzero(struck & ~resuming), now)
+        self._abandon(np.flatnonzero(crashed & ~resuming), now)
         self._abandon(dispatch.sync[self._busy[dispatch.sync]], now)
         self.start(dispatch.sync, versions, np.full(len(dispatch.sync), begin_s), upload=dispatch.upload)
-        self._return(np.flatnonzero(struck & resuming), now)
+        self._return(np.flatnonzero(crashed & resuming), now)
         idle = dispatch.resume[~self._busy[dispatch.resume]]
         self.start(idle, versions, np.full(len(idle), now), upload=dispatch.upload, download=False)
         if self._fleet.faults.every_round:
@@ -98,7 +98,7 @@ class Devices:
         self.work_done += float(self._fleet.batches[arrived].sum())
         self.work_lost += float(self._fleet.batches[events.client[~events.lost & ~accepted]].sum())
 
-    def struck(self, now: float) -> Ids:
+    def crashed(self, now: float) -> Ids:
         """Whose work was cut short since the round opened."""
         return np.flatnonzero(self._busy & (self._cut_s <= now))
 
@@ -130,7 +130,7 @@ class Devices:
     def _stretch(self, clients: Ids, begin_s: NDArray[np.float64]) -> None:
         """Begin a stretch of work and find out how it ends."""
         left_s = self._full_s[clients] - self._before_s[clients]
-        cut_s = self._fleet.faults.strike(
+        cut_s = self._fleet.faults.crash_times(
             clients, begin_s, left_s, round_number=self._round, ordinal=self._ordinal[clients]
         )
         self._ordinal[clients] += 1

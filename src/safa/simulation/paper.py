@@ -53,15 +53,15 @@ def _rounds(server: Server, fleet: Fleet, estimate_error: float) -> Iterator[Rou
     now = 0.0
     for number in range(1, server.rounds + 1):
         dispatch = open_round(server, now=now, duration_s=fleet.train_s + fleet.up_s, estimate_error=estimate_error)
-        struck, point = fleet.faults.draw(number)
+        crashing, point = fleet.faults.draw(number)
         at_work = np.zeros(len(fleet), dtype=np.bool_)
         at_work[dispatch.sync] = at_work[dispatch.resume] = True
-        finishing = fastest_first[(at_work & ~struck)[fastest_first]]
-        crashed = np.flatnonzero(at_work & struck)
+        finishing = fastest_first[(at_work & ~crashing)[fastest_first]]
+        crashed = np.flatnonzero(at_work & crashing)
         _feed(server, finishing, too_slow, crashed, now)
         record = server.close_round(now=now)
         distribution_s = len(dispatch.sync) * fleet.copy_s
-        work_done, work_lost = _work(protocol, fleet, record, at_work, struck, point, dispatch.dropped)
+        work_done, work_lost = _work(protocol, fleet, record, at_work, crashing, point, dispatch.dropped)
         now += distribution_s + _wait_s(protocol, fleet, record, np.flatnonzero(at_work), crashed)
         record = complete_record(
             record,
@@ -105,13 +105,13 @@ def _work(
     fleet: Fleet,
     record: RoundRecord,
     at_work: NDArray[np.bool_],
-    struck: NDArray[np.bool_],
+    crashing: NDArray[np.bool_],
     point: NDArray[np.float64],
     dropped: Ids,
 ) -> tuple[float, float]:
     """Work and wasted work of a round, as the tables count them."""
-    work = np.where(struck, point, 1.0) * fleet.batches
+    work = np.where(crashing, point, 1.0) * fleet.batches
     if isinstance(protocol, Safa):
         return float(work[at_work].sum()), float(work[record.deprecated].sum())
     never_done = float(fleet.batches[dropped].sum())
-    return float(fleet.batches[at_work].sum()) + never_done, float(work[at_work & struck].sum()) + never_done
+    return float(fleet.batches[at_work].sum()) + never_done, float(work[at_work & crashing].sum()) + never_done

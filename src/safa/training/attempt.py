@@ -1,4 +1,4 @@
-"""One client's local training, an epoch at a time, so that it can be put down and taken up again.
+"""One client's local training, an epoch at a time, so that it can be interrupted and resumed.
 
 A device that is switched off in the middle of its work goes on where it was: E epochs give the same numbers, to the
 last bit, whether or not the attempt was put down in between. That holds wherever training gives the same numbers twice

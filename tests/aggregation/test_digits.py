@@ -1,0 +1,93 @@
+"""Every aggregator and server optimiser trains digits, over FedAvg's selection and over SAFA's; robust ones resist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from safa import SafaError, Settings
+from safa.experiments.simulate import Experiment
+from safa.protocol.records import Ids
+
+CHOICES: list[dict[str, Any]] = [
+    *({"server_optimiser": name} for name in ("momentum", "adagrad", "adam", "yogi")),
+    *({"aggregator": name} for name in ("median", "trimmed_mean", "krum", "geometric_median", "mifa", "fedvarp")),
+]
+ROBUST = ("median", "trimmed_mean", "krum", "geometric_median")
+
+
+def settings_of(protocol: str, **given: Any) -> Settings:
+    plain = {"protocol": protocol, "clients": 30, "fraction": 0.3, "crash_rate": 0.1, "rounds": 30, "threads": 1}
+    return Settings.of("digits", eval_every=30, partition="iid", **plain | given)
+
+
+def accuracy_of(experiment: Experiment) -> float:
+    for record in experiment.rounds():
+        last = record
+    assert last.accuracy is not None
+    return last.accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["fedavg", "safa"])
+@pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: next(iter(chosen.values())))
+def test_it_trains_digits(chosen: dict[str, Any], protocol: str) -> None:
+    assert accuracy_of(Experiment(settings_of(protocol, **chosen))) > 0.8
+
+
+class Hostile:
+    """Some clients send the negative of their delta, tenfold."""
+
+    def __init__(self, inner: Any, hostile: Ids) -> None:
+        self._inner, self._hostile = inner, hostile
+        self.train = inner.train
+
+    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
+        rows: Tensor = self._inner.updates(clients, bases, start)
+        bad = np.flatnonzero(np.isin(clients, self._hostile)).tolist()
+        rows[bad] = start[bad] - 10 * (rows[bad] - start[bad])
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def with_hostile(settings: Settings) -> Experiment:
+    """One client in ten is hostile."""
+    experiment = Experiment(settings)
+    learner: Any = experiment.server.learner
+    learner._source = Hostile(learner._source, np.arange(0, settings.clients, 10))
+    return experiment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["fedavg", "safa"])
+@pytest.mark.parametrize("aggregator", [*ROBUST, "mean"])
+def test_robust_aggregators_resist_one_hostile_client_in_ten_and_the_mean_does_not(
+    aggregator: str, protocol: str
+) -> None:
+    settings = settings_of(protocol, aggregator=aggregator)
+    lost = accuracy_of(Experiment(settings)) - accuracy_of(with_hostile(settings))
+    assert (lost <= 0.05) == (aggregator in ROBUST), lost
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "fedasync", "aggregator": "median"}, "median compares .*; fedasync makes every version of a single"),
+        ({"protocol": "safa", "aggregator": "own"}, "own needs a protocol that lets every client train its own model"),
+        ({"protocol": "fedbuff", "aggregator": "cache"}, "the aggregator cache needs .*; fedbuff adds up deltas"),
+        ({"protocol": "local", "server_optimiser": "adam"}, "a server optimiser has no effect around own"),
+        ({"protocol": "fedavg", "aggregator": "nonsense"}, "there is no aggregator 'nonsense'; there are mean, "),
+        ({"protocol": "fedavg", "server_optimiser": "nonsense"}, "there is no server optimiser 'nonsense'"),
+        ({"protocol": "fedavg", "trim": 0.1}, "trim has no effect with aggregator = auto; it is for .* trimmed_mean"),
+        ({"protocol": "fedavg", "server_beta2": 0.5}, "server_beta2 has no effect with server_optimiser = none"),
+        ({"protocol": "fedavg", "aggregator_options": {"x": 1}}, "mean has no setting 'x'"),
+    ],
+)  # fmt: skip
+def test_a_combination_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SafaError, match=said):
+        Experiment(Settings.of("digits", **given))

@@ -64,7 +64,8 @@ KINDS = (CoordinateMedian, TrimmedMean, MultiKrum, GeometricMedian)
 def model_by(formula: Formula, steps: Sequence[PlayedStep]) -> Rows:
     step = steps[-1]
     order = np.argsort(step.client[step.picked])
-    deltas, weight = (step.rows - step.start)[step.picked][order], step.weight[step.picked][order]
+    moves = step.rows - (step.start if step.rule is Rule.DELTA else step.before)
+    deltas, weight = moves[step.picked][order], step.weight[step.picked][order]
     length = 1.0 if step.rule is Rule.CACHE else weight.sum()
     return step.before + length * formula(deltas, weight) if len(deltas) else step.before
 

@@ -2,14 +2,14 @@
 
     python benchmarks/deploy_load.py [--clients 50] [--minutes 10] [--model-kb 400] [--out FILE.json]
 
-The senders are threads of this process, see `tests/deploy/sender.py`. Each answers an order after a random time, or now
-and then not at all: it forgets the order, or is gone for a while and comes back as another node. It is measured
+The senders are threads of this process, see `tests/deploy/sender.py`. Each answers a request after a random time, or now
+and then not at all: it forgets the request, or is gone for a while and comes back as another node. It is measured
 
 - whether memory grows once every client has its row in the cache, in the server app and in the SuperLink, and whether
   the SuperLink's database does;
 - whether every update that was sent is accounted for: in a round, or as refused in the log. In the end the senders fall
   silent, and a round without any update is awaited, so that nothing is under way any more;
-- how long an update waits until the server has taken note of it, and its client until it has the next order.
+- how long an update waits until the server has taken note of it, and its client until it has the next request.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from safa.deploy.exchange.messages import Update, read_answer
+from safa.deploy.exchange.files import finished_rounds
+from safa.deploy.exchange.messages import Update
 from safa.deploy.exchange.options import Options
-from safa.deploy.launcher.launch import FLOWER, Link, Server, begin
-from safa.deploy.launcher.processes import LOOPBACK, Processes, environment
-from safa.deploy.launcher.watch import finished_rounds
+from safa.deploy.flower.internals import environment
+from safa.deploy.flower.ports import LOOPBACK
+from safa.deploy.flower.records import read_train_reply
+from safa.deploy.launcher.link import FLOWER, Link, begin
+from safa.deploy.launcher.processes import Processes
+from safa.deploy.launcher.superlink import SuperLink
 from safa.protocol.records import RoundRecord
 from safa.runs.settings import Settings
 from safa.tasks import Problem
@@ -77,7 +81,7 @@ class Load:
 
     address: str
     think_s: float
-    """How long a client works on an order, on average; the shortest is a fifth of that."""
+    """How long a client works on an request, on average; the shortest is a fifth of that."""
     drop: float
     """How often it drops out instead."""
     poll_s: float
@@ -100,7 +104,7 @@ class Fleet:
         self.silent, self.over = threading.Event(), threading.Event()
         self.sent: dict[str, list[Sent]] = defaultdict(list)
         self.waited_s: list[float] = []
-        """From an update until the next order, with all that a round has to wait for."""
+        """From an update until the next request, with all that a round has to wait for."""
         self.counts: Counter[str] = Counter()
         self._threads: list[threading.Thread] = []
 
@@ -141,16 +145,16 @@ class _Client:
         self._answered_at: float | None = None
 
     def work(self) -> float:
-        """Answer orders, until it is over or the client drops out; how long it will be away."""
-        from tests.deploy.sender import honest, order_in
+        """Reply requests, until it is over or the client drops out; how long it will be away."""
+        from tests.deploy.sender import honest, request_in
 
         fleet, load = self._fleet, self._fleet.load
         while not fleet.silent.is_set():
             message = self._sender.receive(load.poll_s)
             if message is None:
                 continue
-            order = order_in(message)
-            if order is not None:
+            request = request_in(message)
+            if request is not None:
                 if self._answered_at is not None:
                     fleet.waited_s.append(time.time() - self._answered_at)
                 self._answered_at = None
@@ -158,19 +162,19 @@ class _Client:
                     break
                 if self._rng.random() < load.drop:
                     if self._rng.random() < 0.5:
-                        fleet.counts["orders forgotten"] += 1
+                        fleet.counts["requests forgotten"] += 1
                         continue
                     fleet.counts["clients gone for a while"] += 1
                     return float(self._rng.uniform(5, 30))
             content = honest(message, self._name, 100.0)
             self._sender.reply(message, content)
-            if order is None:
+            if request is None:
                 fleet.counts["introductions"] += 1
-            elif not isinstance(read_answer(content), Update):
+            elif not isinstance(read_train_reply(content), Update):
                 fleet.counts["models missed"] += 1
             else:
                 self._answered_at = time.time()
-                fleet.sent[self._name].append(Sent(order.version, self._answered_at))
+                fleet.sent[self._name].append(Sent(request.version, self._answered_at))
         fleet.over.wait()  # online, but silent
         return 0.0
 
@@ -302,7 +306,7 @@ def line(sample: Sample) -> str:
     return f"{sample.seconds / 60:>6.1f} {sample.sent:>8} {sample.rounds:>7} {memory} {sample.database_mb:>7.1f}"
 
 
-def watch(server: Server, processes: Processes, fleet: Fleet, seconds: float) -> list[Sample]:
+def watch(server: SuperLink, processes: Processes, fleet: Fleet, seconds: float) -> list[Sample]:
     """Look every few seconds, and print every minute."""
     began = time.monotonic()
     samples: list[Sample] = []
@@ -387,7 +391,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     link = Link(host=LOOPBACK, port=0, keys=None)
     begin(folder, settings, Options(start_with=arguments.clients), link)
     with Processes(environment(folder / FLOWER / "home")) as processes:
-        server = Server(processes, folder, link)
+        server = SuperLink(processes, folder, link)
         server.open()
         load = Load(f"{LOOPBACK}:{server.port}", arguments.think, arguments.drop, arguments.poll, arguments.seed)
         fleet = Fleet(load)
@@ -411,9 +415,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--model-kb", type=float, default=400.0)
     parser.add_argument("--protocol", default="safa")
-    parser.add_argument("--think", type=float, default=15.0, help="mean time that a client works on an order, in s")
+    parser.add_argument("--think", type=float, default=15.0, help="mean time that a client works on an request, in s")
     parser.add_argument("--drop", type=float, default=0.03, help="how often a client drops out instead of answering")
-    parser.add_argument("--poll", type=float, default=3.0, help="how often a client looks for an order, in s")
+    parser.add_argument("--poll", type=float, default=3.0, help="how often a client looks for an request, in s")
     parser.add_argument("--round-limit", type=float, default=30.0, help="T_lim in s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to keep the run (default: it is removed)")

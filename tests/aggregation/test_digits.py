@@ -78,7 +78,7 @@ def test_robust_aggregators_resist_one_hostile_client_in_ten_and_the_mean_does_n
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "fedasync", "aggregator": "median"}, "median compares .*; fedasync makes every version of a single"),
+        ({"protocol": "fedasync", "aggregator": "median"}, "median compares .*; fedasync makes every version of a"),
         ({"protocol": "safa", "aggregator": "own"}, "own needs a protocol that lets every client train its own model"),
         ({"protocol": "fedbuff", "aggregator": "cache"}, "the aggregator cache needs .*; fedbuff adds up deltas"),
         ({"protocol": "local", "server_optimiser": "adam"}, "a server optimiser has no effect around own"),

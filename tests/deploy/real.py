@@ -19,7 +19,7 @@ PATIENCE_S = 150.0
 
 
 @contextmanager
-def stage() -> Iterator[Processes]:
+def running() -> Iterator[Processes]:
     """Whatever is started in here, with everything that it starts in turn, is gone afterwards."""
     with Processes(dict(os.environ) | {"OMP_NUM_THREADS": "1"}) as processes:
         yield processes
@@ -51,8 +51,8 @@ def records(run: Path) -> list[RoundRecord]:
 
 def listens(port: int) -> bool:
     """Whether somebody listens on a port of this machine."""
-    with socket.socket() as door:
-        return door.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as listener:
+        return listener.connect_ex(("127.0.0.1", port)) == 0
 
 
 def pids(processes: Processes, *marks: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Senders: clients that speak Flower's Fleet API as a SuperNode does, but answer whatever they like.
 
 A `Sender` registers a node with a real SuperLink, keeps its heartbeat up, takes messages and sends replies, all in the
-calling thread and without a process per message. So a test can answer anything to any message, and one process can play
+calling thread and without a process per message. So a test can answer anything to any message, and one process can be
 a fleet. It does not use Flower's own `http_request_response`: that one ends the process where it is refused, retries
 for ever where nobody listens, and swallows every exception that is raised while it is open.
 
@@ -75,13 +75,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from numpy.typing import NDArray
 
-from safa.deploy.exchange.codec import Packed, Parcel, change, pack, unpack
-from safa.deploy.exchange.messages import Introduction, Missing, Order, Update, read_invitation, read_order, written
+from safa.deploy.exchange.codec import EncodedModel, EncodedTensor, decode, delta, encode
+from safa.deploy.exchange.messages import JoinReply, ModelMissing, TrainRequest, Update
+from safa.deploy.flower.records import read_join_request, read_train_request, to_records
 from safa.errors import SafaError
 
 T = TypeVar("T")
 Tensors = dict[str, NDArray[Any]]
-MakeUpdate = Callable[[Order, Tensors], Tensors]
+MakeUpdate = Callable[[TrainRequest, Tensors], Tensors]
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
@@ -208,7 +209,7 @@ class Sender:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def reply(self, message: Message, content: RecordDict) -> Message:
-        """Answer a message, and return the reply, which `push` can send again."""
+        """Reply a message, and return the reply, which `push` can send again."""
         answer = Message(content, reply_to=message)
         self.push(answer)
         return answer
@@ -280,7 +281,7 @@ def many_parts(count: int) -> ObjectTree:
     return root
 
 
-# -- answering our letters -------------------------------------------------------------------------------------------
+# -- replies to messages of safa -------------------------------------------------------------------------------------------
 
 _memories: dict[str, dict[str, Tensors]] = {}
 _OWN = "own"
@@ -289,7 +290,7 @@ _OWN = "own"
 NUDGE = 1e-3
 
 
-def nudged(order: Order, base: Tensors) -> Tensors:
+def nudged(request: TrainRequest, base: Tensors) -> Tensors:
     """An update that cost nothing: every number of the model a little larger."""
     return {name: tensor + np.float32(NUDGE) for name, tensor in base.items()}
 
@@ -302,52 +303,52 @@ def honest(
     make_update: MakeUpdate = nudged,
     details: Mapping[str, Any] | None = None,
 ) -> RecordDict:
-    """What an honest client of that name answers: an introduction, an update of what `make_update` makes, or `Missing`.
+    """The reply of an honest client of that name: a JoinReply, an update made by `make_update`, or `ModelMissing`.
 
     It remembers the last model that it was sent, by its digest, and its own last update, until its process ends.
     """
-    order = order_in(message)
-    if order is None:
-        return written(Introduction(name=name, size=size, details=details or {}))
-    base = base_of(order, name)
+    request = request_in(message)
+    if request is None:
+        return to_records(JoinReply(name=name, size=size, details=details or {}))
+    base = base_of(request, name)
     if base is None:
-        return written(Missing(attempt=order.attempt))
-    update = make_update(order, base)
+        return to_records(ModelMissing(attempt=request.attempt))
+    update = make_update(request, base)
     _memories[name][_OWN] = update
-    return written(update_of(order, update if order.wire == "float32" else change(update, base)))
+    return to_records(update_of(request, update if request.codec == "float32" else delta(update, base)))
 
 
-def order_in(message: Message) -> Order | None:
-    """The order that a message brings, or None if it is an invitation."""
+def request_in(message: Message) -> TrainRequest | None:
+    """The request that a message brings, or None if it is an invitation."""
     with contextlib.suppress(SafaError):
-        read_invitation(message.content)
+        read_join_request(message.content)
         return None
-    return read_order(message.content)
+    return read_train_request(message.content)
 
 
-def base_of(order: Order, name: str) -> Tensors | None:
+def base_of(request: TrainRequest, name: str) -> Tensors | None:
     """The model that a client of that name is to start from, if it holds it or was sent it."""
     memory = _memories.setdefault(name, {})
-    if order.model is not None:
-        memory = _memories[name] = {order.digest: _unpacked(order.model)} | {
+    if request.model is not None:
+        memory = _memories[name] = {request.digest: _unpacked(request.model)} | {
             key: tensors for key, tensors in memory.items() if key == _OWN
         }
-    return memory.get(_OWN if order.own and _OWN in memory else order.digest)
+    return memory.get(_OWN if request.own and _OWN in memory else request.digest)
 
 
-def update_of(order: Order, tensors: Tensors) -> Update:
-    """A well-formed answer to an order, with anything in it."""
-    return Update(attempt=order.attempt, version=order.version, seconds=0.0, parcel=pack(tensors, order.wire))
+def update_of(request: TrainRequest, tensors: Tensors) -> Update:
+    """A well-formed answer to an request, with anything in it."""
+    return Update(attempt=request.attempt, version=request.version, seconds=0.0, encoded=encode(tensors, request.codec))
 
 
-def _unpacked(parcel: Parcel) -> Tensors:
-    """The tensors of a parcel from the server, taking for granted that they are float32 where they can be."""
-    tensors = unpack(parcel, {name: (packed.shape, _dtype(packed)) for name, packed in parcel.tensors.items()})
+def _unpacked(encoded: EncodedModel) -> Tensors:
+    """The tensors of a encoded from the server, taking for granted that they are float32 where they can be."""
+    tensors = decode(encoded, {name: (packed.shape, _dtype(packed)) for name, packed in encoded.tensors.items()})
     assert isinstance(tensors, dict), tensors
     return tensors
 
 
-def _dtype(packed: Packed) -> str:
+def _dtype(packed: EncodedTensor) -> str:
     return "float32" if packed.scale is not None or packed.dtype == "float16" else packed.dtype
 
 
@@ -363,7 +364,7 @@ BEHAVIOURS = {
     "future": "an update that claims a version that is not there yet",
     "large": "an update of many megabytes",
     "replay": "the first update ever again, with its attempt number of then",
-    "unasked": "an update; then the same and another one to the same order, one to the last order, and one to nothing",
+    "unasked": "an update; then the same and another one to the same request, to the last request, and to nothing",
     "forged": "an update that was announced properly, but says inside that it is another node's, to another message",
     "garbage": "a thing that was announced as a reply, but is no message",
     "withheld": "a reply that was announced, and of which nothing follows",
@@ -371,10 +372,10 @@ BEHAVIOURS = {
     "timeless": "a reply that is announced with a time of creation that is no number",
     "silent": "nothing",
 }
-"""What a client does with an order. To an invitation all of them answer honestly."""
+"""What a client does with an request. To an invitation all of them answer honestly."""
 
 
-class Player:
+class Peer:
     """A client with a behaviour."""
 
     def __init__(
@@ -386,15 +387,15 @@ class Player:
         self._last: Message | None = None
 
     def answer(self, message: Message) -> None:
-        """Answer a message."""
-        order = order_in(message)
+        """Reply a message."""
+        request = request_in(message)
         content = honest(message, self.name, self.size)
-        base = base_of(order, self.name) if order else None
-        if order is None or base is None:  # an invitation, or an order that it cannot follow
+        base = base_of(request, self.name) if request else None
+        if request is None or base is None:  # an invitation, or an request that it cannot follow
             self.sender.reply(message, content)
             return
-        altered = altered_update(self.behaviour, order, base, self.megabytes)
-        self._send(message, content if altered is None else written(altered))
+        altered = altered_update(self.behaviour, request, base, self.megabytes)
+        self._send(message, content if altered is None else to_records(altered))
 
     def _send(self, message: Message, content: RecordDict) -> None:
         reply = Message(content, reply_to=message)
@@ -427,42 +428,42 @@ class Player:
                 self.sender.push(reply)
 
 
-def altered_update(behaviour: str, order: Order, base: Tensors, megabytes: float) -> Update | None:
+def altered_update(behaviour: str, request: TrainRequest, base: Tensors, megabytes: float) -> Update | None:
     """The update of those behaviours whose update is not an honest one."""
-    update = update_of(order, nudged(order, base)) if behaviour in ("stale", "future") else None
+    update = update_of(request, nudged(request, base)) if behaviour in ("stale", "future") else None
     match behaviour:
         case "nan":
-            return update_of(order, {name: tensor * np.float32("nan") for name, tensor in base.items()})
+            return update_of(request, {name: tensor * np.float32("nan") for name, tensor in base.items()})
         case "shapes":
-            return update_of(order, {name: tensor[np.newaxis] for name, tensor in base.items()})
+            return update_of(request, {name: tensor[np.newaxis] for name, tensor in base.items()})
         case "norm":
-            return update_of(order, {name: tensor + np.float32(1e9) for name, tensor in base.items()})
+            return update_of(request, {name: tensor + np.float32(1e9) for name, tensor in base.items()})
         case "harmful":  # the other way than `nudged`, and 5,000 times as far
-            return update_of(order, {name: tensor - np.float32(5000 * NUDGE) for name, tensor in base.items()})
+            return update_of(request, {name: tensor - np.float32(5000 * NUDGE) for name, tensor in base.items()})
         case "stale":
-            return update and replace(update, version=max(order.version - 1, 0))
+            return update and replace(update, version=max(request.version - 1, 0))
         case "future":
-            return update and replace(update, version=order.version + 1000)
+            return update and replace(update, version=request.version + 1000)
         case "large":  # of random numbers, because the same chunk twice would travel and be stored once
-            numbers = np.random.default_rng(order.attempt).random(int(megabytes * 1e6) // 4, dtype=np.float32)
-            return update_of(order, {**base, next(iter(base)): numbers})
+            numbers = np.random.default_rng(request.attempt).random(int(megabytes * 1e6) // 4, dtype=np.float32)
+            return update_of(request, {**base, next(iter(base)): numbers})
     return None
 
 
-def play(player: Player, *, think_s: float = 0.0, is_over: Callable[[], bool]) -> None:
-    """Answer all messages until it is over, each after some seconds of thinking."""
+def serve(peer: Peer, *, think_s: float = 0.0, is_over: Callable[[], bool]) -> None:
+    """Reply all messages until it is over, each after some seconds of thinking."""
     while not is_over():
-        message = player.sender.receive(1.0)
+        message = peer.sender.receive(1.0)
         if message is not None:
             time.sleep(think_s)
             try:
-                player.answer(message)
+                peer.answer(message)
             except httpx.HTTPStatusError as problem:  # the run has ended, or what was sent is beyond what Flower takes
-                print(f"{player.name}: {problem.response.status_code} {problem.response.text[:200]}", file=sys.stderr)
+                print(f"{peer.name}: {problem.response.status_code} {problem.response.text[:200]}", file=sys.stderr)
 
 
 def main() -> None:
-    """Play one client."""
+    """Run one client."""
     parser = argparse.ArgumentParser(description="One client of a deployment, honest or not.")
     parser.add_argument("address")
     parser.add_argument("name")
@@ -486,8 +487,8 @@ def main() -> None:
     )
     with sender:
         print(sender.node_id, flush=True)
-        player = Player(sender, arguments.name, arguments.behaviour, size=arguments.size, megabytes=arguments.megabytes)
-        play(player, think_s=arguments.think, is_over=lambda: ended.is_set() or os.getppid() != parent)
+        peer = Peer(sender, arguments.name, arguments.behaviour, size=arguments.size, megabytes=arguments.megabytes)
+        serve(peer, think_s=arguments.think, is_over=lambda: ended.is_set() or os.getppid() != parent)
 
 
 def read_key(path: Path) -> Keys:

@@ -18,16 +18,19 @@ import httpx
 import pytest
 
 from safa import Settings, simulate
+from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import Options
-from safa.deploy.launcher import launch
+from safa.deploy.flower.internals import environment
+from safa.deploy.flower.ports import LOOPBACK, free_port
+from safa.deploy.launcher import superlink
 from safa.deploy.launcher.keys import make_keys
-from safa.deploy.launcher.launch import FLOWER, Link, Server, begin
-from safa.deploy.launcher.processes import LOOPBACK, SUPERLINK, Node, Processes, environment, free_port
-from safa.deploy.launcher.watch import finished_rounds
+from safa.deploy.launcher.link import FLOWER, Link, begin
+from safa.deploy.launcher.node import Node
+from safa.deploy.launcher.processes import Processes
 from safa.protocol.records import Verdict
 from safa.runs import load_run, write_atomically
-from tests.deploy.real import listens, records, safa, stage, wait_for
-from tests.deploy.sender import Player, Sender, order_in, play
+from tests.deploy.real import listens, records, running, safa, wait_for
+from tests.deploy.sender import Peer, Sender, request_in, serve
 
 SETTINGS = Settings.of("boston", clients=2, rounds=1000, epochs=1, fraction=0.5)
 
@@ -47,7 +50,7 @@ def test_the_folder_of_a_run_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_a_large_model_gets_the_room_that_its_parts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_LARGE_BYTES", 40)  # the model of boston has 13 numbers
+    monkeypatch.setattr("safa.deploy.launcher.link._LARGE_BYTES", 40)  # the model of boston has 13 numbers
     link = Link(host=LOOPBACK, port=0, keys=None)
     begin(tmp_path / "run", SETTINGS, Options(), link)
     assert Options.read(tmp_path / "run" / "deploy.toml").max_mb == 1.000104  # what 0 stands for
@@ -60,20 +63,20 @@ def test_a_large_model_gets_the_room_that_its_parts_need(tmp_path: Path, monkeyp
 
 @contextmanager
 def attackers(address: str, behaviours: Sequence[str]) -> Iterator[dict[str, list[int]]]:
-    """Clients that answer every order over and over again, each called by what it does; what the SuperLink says."""
+    """Clients that answer every request over and over again, each called by what it does; what the SuperLink says."""
     over = threading.Event()
     said: dict[str, list[int]] = {behaviour: [] for behaviour in behaviours}
 
     def live(behaviour: str) -> None:
         with suppress(httpx.TransportError), Sender(address, poll_s=0.5) as sender:  # the server ends before they do
-            player = Player(sender, behaviour, behaviour)
+            peer = Peer(sender, behaviour, behaviour)
             while not over.is_set():
                 message = sender.receive(1.0)
                 if message is None:
                     continue
-                for _ in range(1 if order_in(message) is None else 50):
+                for _ in range(1 if request_in(message) is None else 50):
                     try:
-                        player.answer(message)
+                        peer.answer(message)
                     except httpx.HTTPStatusError as problem:
                         said[behaviour].append(problem.response.status_code)
                     if over.wait(0.1):
@@ -107,7 +110,7 @@ def test_a_reply_of_19000_parts_and_one_that_flower_cannot_read_stop_nobody(tmp_
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     settings = ("--clients", "2", "--rounds", "3", "--fraction", "0.5", "--protocol", "fedasync", "--seed", "1")
     server_log = run / "server.log"
-    with stage() as processes:
+    with running() as processes:
         link = ("--host", "127.0.0.1", "--port", port, "--insecure", "--quiet", "--out", str(run), "--start-with", "4")
         server = safa(processes, log, "deploy", "server", "boston", *settings, *link)
         for part in range(2):
@@ -145,11 +148,11 @@ def test_a_client_that_declares_a_million_samples_does_not_take_the_model_over_a
 
     def live() -> None:
         with suppress(httpx.TransportError), Sender(f"127.0.0.1:{port}", poll_s=0.5) as sender:
-            play(Player(sender, "eve", "harmful", size=1e6), is_over=over.is_set)
+            serve(Peer(sender, "eve", "harmful", size=1e6), is_over=over.is_set)
 
-    with stage() as processes:
+    with running() as processes:
         link = ("--host", "127.0.0.1", "--port", port, "--insecure", "--quiet", "--out", str(run), "--start-with", "3")
-        server = safa(processes, log, "deploy", "server", "boston", *settings, *link, "--refusals-allowed", "1000")
+        server = safa(processes, log, "deploy", "server", "boston", *settings, *link, "--rejections-allowed", "1000")
         for part in range(2):
             where = ("--server", f"127.0.0.1:{port}", "--insecure", "--state", str(tmp_path / f"honest-{part}"))
             named = ("--name", f"honest-{part}", "--partition", str(part))
@@ -186,7 +189,9 @@ def test_a_client_that_declares_a_million_samples_does_not_take_the_model_over_a
 
 @pytest.mark.slow
 def test_200_slow_connections_are_closed_and_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "SUPERLINK", SUPERLINK.replace("superlink()", "superlink(request_s=4.0)"))
+    monkeypatch.setattr(
+        superlink, "PROGRAM", ("-c", f"from {superlink.PROGRAM[1]} import superlink; superlink(request_s=4.0)")
+    )
     keys = tmp_path / "keys"
     make_keys(keys, hosts=[], clients=["ann"])
     trust = ssl.create_default_context(cafile=str(keys / "ca.crt"))
@@ -195,7 +200,7 @@ def test_200_slow_connections_are_closed_and_others_are_served(tmp_path: Path, m
     half = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\nx: "
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(environment(tmp_path / "run" / FLOWER / "home")))
-        Server(processes, tmp_path / "run", link).open()
+        superlink.SuperLink(processes, tmp_path / "run", link).open()
         plain = [stack.enter_context(socket.create_connection((LOOPBACK, link.port))) for _ in range(200)]
         lines = plain[:100]  # which do not even say hello
         for line in plain[100:]:
@@ -282,7 +287,7 @@ def test_a_device_executes_nothing_of_another_app_and_serves_ours_afterwards(tmp
     link = Link(host=LOOPBACK, port=free_port(), keys=str(keys))
     begin(run, SETTINGS, Options(), link)
     with Processes(environment(run / FLOWER / "home")) as processes:
-        server = Server(processes, run, link)
+        server = superlink.SuperLink(processes, run, link)
         server.open()
         assert server.register is not None
         server.register.look()
@@ -302,7 +307,7 @@ def test_a_device_executes_nothing_of_another_app_and_serves_ours_afterwards(tmp
         wait_for((tmp_path / "told").exists, device, log=ann.log)
         code, reason = json.loads((tmp_path / "told").read_text())
         assert (code, reason) == (7, "The FAB could not be verified."), reason
-        assert "Refused the app of a run: it brings other files than ours does" in ann.log.read_text()
+        assert "Rejected the app of a run: it brings other files than ours does" in ann.log.read_text()
         server.submit()
         wait_for(lambda: finished_rounds(run) > 0, device, log=run / "server.log")
         assert not (tmp_path / "executed").exists()

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from safa.deploy.flower.clock import Steps, _Either
+from safa.deploy.flower.ports import free_port
 from safa.deploy.launcher.keys import make_keys
-from safa.deploy.launcher.processes import Processes, free_port
-from tests.deploy.real import records, stage, wait_for
+from safa.deploy.launcher.processes import Processes
+from tests.deploy.real import records, running, wait_for
 from tests.programs import libfaketime
 
 _SLEEP = """# Where libfaketime 0.9.10 leaves the monotonic clock alone, clock_nanosleep fails, which is Python's sleep.
@@ -57,7 +58,7 @@ def test_a_run_goes_on_while_clocks_are_wrong(tmp_path: Path) -> None:
     ahead.set(7200)
     given = ("--clients", "3", "--rounds", "6", "--fraction", "1", "--epochs", "1", "--start-with", "2")
     where = ("--host", "127.0.0.1", "--port", port, "--keys", str(tmp_path / "keys"), "--out", str(run))
-    with stage() as processes:
+    with running() as processes:
         server = _safa(processes, log, servers, "server", "boston", *given, *where)
         for part in range(3):
             _client(processes, tmp_path, part, port, ahead if part == 2 else None)

@@ -1,4 +1,4 @@
-"""What travels: round trips, the stated errors and sizes, and parcels that lie."""
+"""What travels: round trips, the stated errors and sizes, and encoded models that lie."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from safa.deploy.exchange.codec import KINDS, Kind, Packed, Parcel, bytes_of, like, pack, unpack
-from safa.deploy.exchange.screening import Reason, Refused
+from safa.deploy.exchange.codec import (
+    CODECS,
+    CodecName,
+    EncodedModel,
+    EncodedTensor,
+    decode,
+    encode,
+    encoded_bytes,
+    spec_of,
+)
+from safa.deploy.exchange.screening import Rejected, RejectReason
 from safa.errors import SafaError
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -29,9 +38,9 @@ def floats(dtype: str, most: float | None = None) -> st.SearchStrategy[NDArray[A
     return hnp.arrays(dtype, SHAPES, elements=numbers)
 
 
-def there_and_back(tensor: NDArray[Any], kind: Kind) -> NDArray[Any]:
-    back = unpack(pack({"w": tensor}, kind), like({"w": tensor}))
-    assert not isinstance(back, Refused)
+def there_and_back(tensor: NDArray[Any], kind: CodecName) -> NDArray[Any]:
+    back = decode(encode({"w": tensor}, kind), spec_of({"w": tensor}))
+    assert not isinstance(back, Rejected)
     assert back["w"].dtype == tensor.dtype
     assert back["w"].shape == tensor.shape
     assert back["w"].flags.writeable
@@ -58,7 +67,7 @@ def test_the_error_of_float16_is_as_stated(tensor: NDArray[Any]) -> None:
 
 @given(floats("float32"))
 def test_the_error_of_int8_is_half_a_step(tensor: NDArray[Any]) -> None:
-    step = pack({"w": tensor}, "int8").tensors["w"].scale
+    step = encode({"w": tensor}, "int8").tensors["w"].scale
     assert step is not None
     assert step == np.max(np.abs(tensor.astype(np.float64)), initial=0.0) / 127
     error = np.abs(there_and_back(tensor, "int8").astype(np.float64) - tensor)
@@ -67,43 +76,43 @@ def test_the_error_of_int8_is_half_a_step(tensor: NDArray[Any]) -> None:
 
 
 def test_int8_rounds_half_to_even_and_zero_stays_zero() -> None:
-    packed = pack({"w": np.array([127, 0.5, 1.5, 2.5, -0.5, -127], dtype=np.float32)}, "int8").tensors["w"]
+    packed = encode({"w": np.array([127, 0.5, 1.5, 2.5, -0.5, -127], dtype=np.float32)}, "int8").tensors["w"]
     assert np.frombuffer(packed.data, np.int8).tolist() == [127, 0, 2, 2, 0, -127]
     assert not there_and_back(np.zeros((3, 2), np.float32), "int8").any()
 
 
 @pytest.mark.parametrize(("kind", "each", "extra"), [("float32", 4, 0), ("float16", 2, 0), ("int8", 1, 8)])
-def test_the_bytes_per_parameter_are_as_stated(kind: Kind, each: int, extra: int) -> None:
+def test_the_bytes_per_parameter_are_as_stated(kind: CodecName, each: int, extra: int) -> None:
     model = {"w": np.ones((30, 10), np.float32), "b": np.ones(10, np.float32)}
-    assert bytes_of(pack(model, kind)) == 310 * each + 2 * extra
+    assert encoded_bytes(encode(model, kind)) == 310 * each + 2 * extra
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize("tensor", [np.array(2**60 + 1), np.array([-3], np.int8), np.array([True, False])])
-def test_what_is_not_floating_travels_as_it_is(kind: Kind, tensor: NDArray[Any]) -> None:
+def test_what_is_not_floating_travels_as_it_is(kind: CodecName, tensor: NDArray[Any]) -> None:
     assert there_and_back(tensor, kind).tobytes() == tensor.tobytes()
-    assert pack({"w": tensor}, kind).tensors["w"].scale is None
+    assert encode({"w": tensor}, kind).tensors["w"].scale is None
 
 
 def test_bytes_are_little_endian_in_c_order() -> None:
     tensor = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
-    assert pack({"w": tensor}, "float32").tensors["w"].data == np.arange(6, dtype="<f4").tobytes()
+    assert encode({"w": tensor}, "float32").tensors["w"].data == np.arange(6, dtype="<f4").tobytes()
 
 
 def test_what_cannot_be_packed_is_said_clearly() -> None:
     with pytest.raises(SafaError, match=r"w holds a number beyond 65504"):
-        pack({"w": np.array([65505.0])}, "float16")
+        encode({"w": np.array([65505.0])}, "float16")
     with pytest.raises(SafaError, match=r"w holds a number beyond 3.40282e\+38"):
-        pack({"w": np.array([1e39])}, "float32")
+        encode({"w": np.array([1e39])}, "float32")
     with pytest.raises(SafaError, match=r"w holds a NaN or an infinite number"):
-        pack({"w": np.array([1.0, math.nan])}, "int8")
+        encode({"w": np.array([1.0, math.nan])}, "int8")
     with pytest.raises(SafaError, match=r"w is complex128, which cannot travel"):
-        pack({"w": np.array([1j])}, "float32")
+        encode({"w": np.array([1j])}, "float32")
     with pytest.raises(SafaError, match=r"a model travels as one of float32, float16, int8, not 'bits'"):
-        pack({}, "bits")  # type: ignore[arg-type]
+        encode({}, "bits")  # type: ignore[arg-type]
 
 
-# -- parcels that lie ------------------------------------------------------------------------------------------------
+# -- encoded models that lie -------------------------------------------------------------------------------------------
 
 MODEL = {"w": np.ones((2, 3), np.float32), "steps": np.array(7), "mask": np.array([True, False])}
 
@@ -111,48 +120,50 @@ MODEL = {"w": np.ones((2, 3), np.float32), "steps": np.array(7), "mask": np.arra
 @pytest.mark.parametrize(
     ("kind", "name", "change", "reason"),
     [
-        ("float32", "w", {"shape": (3, 2)}, Reason.SHAPES),
-        ("float32", "w", {"shape": (2, 3, 10**12)}, Reason.SHAPES),
-        ("float32", "w", {"shape": [2, 3]}, Reason.SHAPES),
-        ("float32", "w", {"dtype": "float64"}, Reason.DTYPES),
-        ("float32", "w", {"dtype": "object"}, Reason.DTYPES),
-        ("float32", "w", {"data": b""}, Reason.UNREADABLE),
-        ("float32", "w", {"data": "text"}, Reason.UNREADABLE),
-        ("float32", "w", {"scale": 1.0}, Reason.UNREADABLE),
-        ("float32", "mask", {"data": b"\x01\x02"}, Reason.UNREADABLE),
-        ("int8", "w", {"scale": None}, Reason.UNREADABLE),
-        ("int8", "w", {"scale": math.nan}, Reason.UNREADABLE),
-        ("int8", "w", {"scale": -1.0}, Reason.UNREADABLE),
-        ("int8", "w", {"scale": 10**5000}, Reason.UNREADABLE),
-        ("int8", "steps", {"scale": 1.0}, Reason.UNREADABLE),
+        ("float32", "w", {"shape": (3, 2)}, RejectReason.SHAPES),
+        ("float32", "w", {"shape": (2, 3, 10**12)}, RejectReason.SHAPES),
+        ("float32", "w", {"shape": [2, 3]}, RejectReason.SHAPES),
+        ("float32", "w", {"dtype": "float64"}, RejectReason.DTYPES),
+        ("float32", "w", {"dtype": "object"}, RejectReason.DTYPES),
+        ("float32", "w", {"data": b""}, RejectReason.UNREADABLE),
+        ("float32", "w", {"data": "text"}, RejectReason.UNREADABLE),
+        ("float32", "w", {"scale": 1.0}, RejectReason.UNREADABLE),
+        ("float32", "mask", {"data": b"\x01\x02"}, RejectReason.UNREADABLE),
+        ("int8", "w", {"scale": None}, RejectReason.UNREADABLE),
+        ("int8", "w", {"scale": math.nan}, RejectReason.UNREADABLE),
+        ("int8", "w", {"scale": -1.0}, RejectReason.UNREADABLE),
+        ("int8", "w", {"scale": 10**5000}, RejectReason.UNREADABLE),
+        ("int8", "steps", {"scale": 1.0}, RejectReason.UNREADABLE),
     ],
 )
-def test_a_parcel_that_lies_is_refused(kind: Kind, name: str, change: dict[str, Any], reason: Reason) -> None:
-    parcel = pack(MODEL, kind)
-    wrong = replace(parcel, tensors={**parcel.tensors, name: replace(parcel.tensors[name], **change)})
-    refused = unpack(wrong, like(MODEL))
-    assert isinstance(refused, Refused)
+def test_a_parcel_that_lies_is_refused(
+    kind: CodecName, name: str, change: dict[str, Any], reason: RejectReason
+) -> None:
+    encoded = encode(MODEL, kind)
+    wrong = replace(encoded, tensors={**encoded.tensors, name: replace(encoded.tensors[name], **change)})
+    refused = decode(wrong, spec_of(MODEL))
+    assert isinstance(refused, Rejected)
     assert refused.reason is reason
     assert len(refused.why) < 200
 
 
 def test_other_names_and_kinds_are_refused() -> None:
-    parcel = pack(MODEL, "float32")
-    for tensors in ({}, {**parcel.tensors, "more": parcel.tensors["w"]}):
-        assert unpack(replace(parcel, tensors=tensors), like(MODEL)) == (
-            Reason.SHAPES,
+    encoded = encode(MODEL, "float32")
+    for tensors in ({}, {**encoded.tensors, "more": encoded.tensors["w"]}):
+        assert decode(replace(encoded, tensors=tensors), spec_of(MODEL)) == (
+            RejectReason.SHAPES,
             "its tensors have other names than the model's",
         )
-    for wrong, reason in (({"kind": "zip"}, Reason.UNREADABLE), ({"tensors": None}, Reason.SHAPES)):
-        refused = unpack(replace(parcel, **wrong), like(MODEL))
-        assert isinstance(refused, Refused)
+    for wrong, reason in (({"kind": "zip"}, RejectReason.UNREADABLE), ({"tensors": None}, RejectReason.SHAPES)):
+        refused = decode(replace(encoded, **wrong), spec_of(MODEL))
+        assert isinstance(refused, Rejected)
         assert refused.reason is reason
 
 
 def test_a_scale_that_overflows_is_left_to_the_screening() -> None:
-    parcel = pack({"w": np.ones(2, np.float32)}, "int8")
-    back = unpack(replace(parcel, tensors={"w": replace(parcel.tensors["w"], scale=1e308)}), {"w": ((2,), "float32")})
-    assert not isinstance(back, Refused)
+    encoded = encode({"w": np.ones(2, np.float32)}, "int8")
+    back = decode(replace(encoded, tensors={"w": replace(encoded.tensors["w"], scale=1e308)}), {"w": ((2,), "float32")})
+    assert not isinstance(back, Rejected)
     assert np.isinf(back["w"]).all()
 
 
@@ -161,22 +172,22 @@ JUNK: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
-def almost(name: str, kind: Kind) -> st.SearchStrategy[Any]:
+def almost(name: str, kind: CodecName) -> st.SearchStrategy[Any]:
     """A tensor of the model in which any field may be junk, or junk altogether."""
-    good = pack(MODEL, kind).tensors[name]
+    good = encode(MODEL, kind).tensors[name]
     fields = {field: st.just(value) | JUNK for field, value in vars(good).items()}
-    return st.none() | st.builds(Packed, **fields)
+    return st.none() | st.builds(EncodedTensor, **fields)
 
 
 @st.composite
-def hostile(draw: st.DrawFn) -> Parcel:
-    kind = draw(st.sampled_from(get_args(Kind)))
+def hostile(draw: st.DrawFn) -> EncodedModel:
+    kind = draw(st.sampled_from(get_args(CodecName)))
     tensors = draw(JUNK | st.fixed_dictionaries({name: almost(name, kind) for name in MODEL}))
-    return Parcel(kind=draw(st.just(kind) | JUNK), tensors=tensors)
+    return EncodedModel(codec=draw(st.just(kind) | JUNK), tensors=tensors)
 
 
 @settings(max_examples=60)
 @given(hostile())
-def test_a_hostile_parcel_raises_nothing(parcel: Parcel) -> None:
-    back = unpack(parcel, like(MODEL))
-    assert isinstance(back, Refused) or like(back) == like(MODEL)
+def test_a_hostile_parcel_raises_nothing(encoded: EncodedModel) -> None:
+    back = decode(encoded, spec_of(MODEL))
+    assert isinstance(back, Rejected) or spec_of(back) == spec_of(MODEL)

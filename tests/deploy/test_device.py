@@ -22,22 +22,12 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from safa.deploy.exchange import device as device_module
-from safa.deploy.exchange.codec import Kind, Packed, after, like, pack, unpack
+from safa.deploy.exchange.codec import CodecName, EncodedTensor, add_delta, decode, encode, spec_of
 from safa.deploy.exchange.device import FILE, Device
-from safa.deploy.exchange.messages import (
-    Failure,
-    Introduction,
-    Invitation,
-    Missing,
-    Order,
-    Update,
-    digest_of,
-    read_answer,
-    read_introduction,
-    written,
-)
-from safa.deploy.exchange.screening import Refused
+from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, ModelMissing, TrainRequest, Update, digest_of
+from safa.deploy.exchange.screening import Rejected
 from safa.deploy.flower.client_app import app
+from safa.deploy.flower.records import read_join_reply, read_train_reply, to_records
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
 from safa.tasks import load_problem
@@ -71,29 +61,31 @@ def start_tensors(seed: int = 3, task: str = "boston") -> Tensors:
     return {name: draw.normal(0.0, 0.1, tensor.shape).astype(np.float32) for name, tensor in state.items()}
 
 
-def order_of(start: Tensors | None = None, *, model: bool = True, kind: Kind = "float32", **given: Any) -> Order:
-    """An order to train from these tensors."""
-    parcel = pack(start or start_tensors(), kind)
-    decoded = unpack(parcel, like(start or start_tensors()))
-    assert not isinstance(decoded, Refused)
+def request_of(
+    start: Tensors | None = None, *, model: bool = True, kind: CodecName = "float32", **given: Any
+) -> TrainRequest:
+    """An request to train from these tensors."""
+    encoded = encode(start or start_tensors(), kind)
+    decoded = decode(encoded, spec_of(start or start_tensors()))
+    assert not isinstance(decoded, Rejected)
     values: dict[str, Any] = {
         "deployment": "trial",
         "attempt": 1,
         "version": 0,
         "digest": digest_of(decoded),
         "own": False,
-        "wire": kind,
+        "codec": kind,
         "config": config_of(),
-        "model": parcel if model else None,
+        "model": encoded if model else None,
     }
-    return Order(**values | given)
+    return TrainRequest(**values | given)
 
 
-def updated(answer: Update | Missing | Failure) -> Tensors:
+def updated(answer: Update | ModelMissing | Failure) -> Tensors:
     """The model in an answer that travelled as float32."""
     assert isinstance(answer, Update), answer
-    tensors = unpack(answer.parcel, like(start_tensors()))
-    assert not isinstance(tensors, Refused)
+    tensors = decode(answer.encoded, spec_of(start_tensors()))
+    assert not isinstance(tensors, Rejected)
     return tensors
 
 
@@ -165,11 +157,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return hands
 
 
-def switched_off(device: Device, order: Order, meter: SimpleNamespace, *, after_epochs: int) -> None:
+def switched_off(device: Device, request: TrainRequest, meter: SimpleNamespace, *, after_epochs: int) -> None:
     """Let a device begin, and switch it off in the middle."""
     meter.left = after_epochs
     with pytest.raises(SwitchedOffError):
-        device.work(order)
+        device.train(request)
     meter.left, meter.done = 10**9, 0
 
 
@@ -179,16 +171,16 @@ def switched_off(device: Device, order: Order, meter: SimpleNamespace, *, after_
 @pytest.mark.parametrize("kind", ["contiguous", "dirichlet:0.5", "shards:2"])
 def test_a_device_declares_the_size_of_its_part_of_the_data(kind: str, tmp_path: Path) -> None:
     settings = settings_of(partition=kind)
-    invitation = Invitation(deployment="trial", config=settings.to_toml())
+    invitation = JoinRequest(deployment="trial", config=settings.to_toml())
     for part in range(settings.clients):
-        said = Device("ann", tmp_path, partition=part).introduce(invitation)
-        assert said == Introduction(name="ann", size=len(shard_of(settings, part)), details={"partition": part})
+        said = Device("ann", tmp_path, partition=part).join(invitation)
+        assert said == JoinReply(name="ann", size=len(shard_of(settings, part)), details={"partition": part})
 
 
 def test_without_a_partition_all_data_are_its_own(tmp_path: Path) -> None:
-    said = Device("ann", tmp_path).introduce(Invitation(deployment="trial", config=config_of()))
-    assert said == Introduction(name="ann", size=len(load_problem("boston").train[0]), details={})
-    answer = Device("ann", tmp_path).work(order_of())
+    said = Device("ann", tmp_path).join(JoinRequest(deployment="trial", config=config_of()))
+    assert said == JoinReply(name="ann", size=len(load_problem("boston").train[0]), details={})
+    answer = Device("ann", tmp_path).train(request_of())
     everything = np.arange(len(load_problem("boston").train[0]))
     assert digest_of(updated(answer)) == digest_of(expected(settings_of(), everything, start_tensors()))
 
@@ -196,7 +188,7 @@ def test_without_a_partition_all_data_are_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", [-1, 5, 10**30])
 def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path) -> None:
     device = Device("ann", tmp_path, partition=part)
-    for answer in (device.introduce(Invitation(deployment="t", config=config_of())), device.work(order_of())):
+    for answer in (device.join(JoinRequest(deployment="t", config=config_of())), device.train(request_of())):
         assert failed(answer) == f"this device is for partition {part} of the data, but there are 5, counted from 0"
 
 
@@ -214,8 +206,8 @@ def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path)
 )
 def test_settings_that_cannot_be_used_are_a_failure(config: str, why: str, tmp_path: Path) -> None:
     device = Device("ann", tmp_path)
-    assert why in failed(device.introduce(Invitation(deployment="t", config=config)))
-    assert why in failed(device.work(order_of(config=config)))
+    assert why in failed(device.join(JoinRequest(deployment="t", config=config)))
+    assert why in failed(device.train(request_of(config=config)))
 
 
 def test_only_the_device_says_whose_code_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,30 +221,30 @@ def test_only_the_device_says_whose_code_is_imported(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "path", [*sys.path])
     task = "brought_along:mine"
     config = config_of().replace('"boston"', f'"{task}"')
-    invitation = Invitation(deployment="trial", config=config)
-    assert "must be named on the device, too" in failed(Device("ann", tmp_path).introduce(invitation))
-    told_another = Device("ann", tmp_path, task="boston").introduce(invitation)
+    invitation = JoinRequest(deployment="trial", config=config)
+    assert "must be named on the device, too" in failed(Device("ann", tmp_path).join(invitation))
+    told_another = Device("ann", tmp_path, task="boston").join(invitation)
     assert failed(told_another) == f"this device is for the task 'boston', but the server's is {task!r}"
     assert not (tmp_path / "imported").exists()
     device = Device("ann", tmp_path, task=task)
-    assert isinstance(device.introduce(invitation), Introduction)
+    assert isinstance(device.join(invitation), JoinReply)
     assert (tmp_path / "imported").exists()
-    assert isinstance(device.work(order_of(config=config)), Update)
-    assert f"for the task {task!r}" in failed(device.introduce(Invitation(deployment="trial", config=config_of())))
+    assert isinstance(device.train(request_of(config=config)), Update)
+    assert f"for the task {task!r}" in failed(device.join(JoinRequest(deployment="trial", config=config_of())))
 
 
 def test_a_device_reads_no_file_that_it_does_not_need_and_tells_nothing_of_those_it_reads(tmp_path: Path) -> None:
     device = Device("ann", tmp_path, partition=1)
-    said = device.introduce(Invitation(deployment="trial", config=config_of()))
+    said = device.join(JoinRequest(deployment="trial", config=config_of()))
     elsewhere = config_of(speeds="/nowhere/a", links="/nowhere/b", trace="/nowhere/c")
-    assert device.introduce(Invitation(deployment="trial", config=elsewhere)) == said
+    assert device.join(JoinRequest(deployment="trial", config=elsewhere)) == said
     secret = tmp_path / "secret"
     secret.write_text("my diary\n" * 5)
-    why = failed(device.introduce(Invitation(deployment="trial", config=config_of(sizes=str(secret)))))
+    why = failed(device.join(JoinRequest(deployment="trial", config=config_of(sizes=str(secret)))))
     assert why == f"the device has no file of sizes {secret} that it could use"
     secret.write_text("10\n20\n30\n40\n50\n")
-    there = device.introduce(Invitation(deployment="trial", config=config_of(sizes=str(secret))))
-    assert isinstance(there, Introduction)
+    there = device.join(JoinRequest(deployment="trial", config=config_of(sizes=str(secret))))
+    assert isinstance(there, JoinReply)
     assert there.size == len(shard_of(settings_of(sizes=str(secret)), 1))
 
 
@@ -260,42 +252,42 @@ def test_a_device_loads_no_torch_before_it_needs_it(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import safa.deploy.flower.client_app; "
         "from safa.deploy.exchange.device import Device; "
-        "from safa.deploy.exchange.messages import Invitation; "
-        f"print(Device('a', Path({str(tmp_path)!r}), task='x').introduce(Invitation(deployment='t', config='')).why); "
+        "from safa.deploy.exchange.messages import JoinRequest; "
+        f"print(Device('a', Path({str(tmp_path)!r}), task='x').join(JoinRequest(deployment='t', config='')).why); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["the server's settings are not those of this version of safa", "False"]
 
 
-# -- orders ----------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", OPTIMISERS, ids=str)
 def test_an_update_is_what_a_simulation_trains(given: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(**given)
-    order = order_of(attempt=7, version=3, config=settings.to_toml())
-    answer = Device("ann", tmp_path, partition=2).work(order)
+    request = request_of(attempt=7, version=3, config=settings.to_toml())
+    answer = Device("ann", tmp_path, partition=2).train(request)
     wanted = expected(settings, shard_of(settings, 2), start_tensors())
-    assert digest_of(updated(answer)) == digest_of(wanted) != order.digest
+    assert digest_of(updated(answer)) == digest_of(wanted) != request.digest
     assert isinstance(answer, Update)
     assert (answer.attempt, answer.version) == (7, 3)
     assert answer.seconds > 0
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: Kind, tmp_path: Path) -> None:
-    order = order_of(kind=kind)
-    assert order.model is not None
-    base = unpack(order.model, like(start_tensors()))
-    assert not isinstance(base, Refused)
-    answer = Device("ann", tmp_path, partition=2).work(order)
+def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: CodecName, tmp_path: Path) -> None:
+    request = request_of(kind=kind)
+    assert request.model is not None
+    base = decode(request.model, spec_of(start_tensors()))
+    assert not isinstance(base, Rejected)
+    answer = Device("ann", tmp_path, partition=2).train(request)
     assert isinstance(answer, Update)
     exact = expected(settings_of(), shard_of(settings_of(), 2), base)
-    assert answer.parcel == pack({name: exact[name] - base[name] for name in base}, kind)
-    changed = unpack(answer.parcel, like(base))
-    assert not isinstance(changed, Refused)
-    received = after(changed, base)
+    assert answer.encoded == encode({name: exact[name] - base[name] for name in base}, kind)
+    changed = decode(answer.encoded, spec_of(base))
+    assert not isinstance(changed, Rejected)
+    received = add_delta(changed, base)
     assert all(np.allclose(received[name], exact[name], atol=1e-4) for name in exact)
 
 
@@ -311,37 +303,37 @@ def test_whole_numbers_of_a_model_travel_as_they_are(tmp_path: Path, monkeypatch
     start = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
     start["1.num_batches_tracked"] = np.array(1000)
     config = config_of(batch_size=8, epochs=1).replace('"boston"', '"with_counters:mine"')
-    answer = Device("ann", tmp_path, task="with_counters:mine").work(order_of(start, kind="int8", config=config))
+    answer = Device("ann", tmp_path, task="with_counters:mine").train(request_of(start, kind="int8", config=config))
     assert isinstance(answer, Update)
-    found = unpack(answer.parcel, like(start))
-    assert not isinstance(found, Refused)
+    found = decode(answer.encoded, spec_of(start))
+    assert not isinstance(found, Rejected)
     assert found["1.num_batches_tracked"] == 1000 + 200 // 8
 
 
 def test_a_model_that_is_not_what_its_digest_says_is_a_failure(tmp_path: Path) -> None:
-    order = replace(order_of(version=4), digest=digest_of(start_tensors(seed=4)))
-    why = failed(Device("ann", tmp_path).work(order))
+    request = replace(request_of(version=4), digest=digest_of(start_tensors(seed=4)))
+    why = failed(Device("ann", tmp_path).train(request))
     assert why == "the server's model of version 4 is not the one that its digest names"
     assert not (tmp_path / FILE).exists()
 
 
 def test_a_model_of_another_kind_is_a_failure(tmp_path: Path) -> None:
-    order = order_of(model=False)
-    for tensors in ({}, {"0.weight": Packed(dtype="float32", shape=(1,), data=bytes(4))}):
-        strange = replace(order, model=replace(pack({}, "float32"), tensors=tensors))
-        assert "the server's model is not one of this task" in failed(Device("ann", tmp_path).work(strange))
+    request = request_of(model=False)
+    for tensors in ({}, {"0.weight": EncodedTensor(dtype="float32", shape=(1,), data=bytes(4))}):
+        strange = replace(request, model=replace(encode({}, "float32"), tensors=tensors))
+        assert "the server's model is not one of this task" in failed(Device("ann", tmp_path).train(strange))
 
 
 def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
     diverging = config_of(lr=1e30)
-    why = failed(Device("ann", tmp_path).work(order_of(kind="int8", config=diverging)))
+    why = failed(Device("ann", tmp_path).train(request_of(kind="int8", config=diverging)))
     assert "holds a NaN or an infinite number, which int8 does not have" in why
-    assert "a model travels as one of" in failed(Device("ann", tmp_path).work(order_of(wire="int4")))
+    assert "a model travels as one of" in failed(Device("ann", tmp_path).train(request_of(codec="int4")))
 
 
 def test_a_place_to_train_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     assert "there is no device 'meta:x'" in failed(
-        Device("ann", tmp_path).work(order_of(config=config_of(device="meta:x")))
+        Device("ann", tmp_path).train(request_of(config=config_of(device="meta:x")))
     )
 
 
@@ -349,8 +341,8 @@ def test_a_place_to_train_that_is_not_there_is_a_failure(tmp_path: Path) -> None
 
 
 def test_without_the_model_it_asks_for_it(tmp_path: Path) -> None:
-    assert Device("ann", tmp_path).work(order_of(attempt=9, model=False)) == Missing(attempt=9)
-    assert Device("ann", tmp_path).work(order_of(attempt=9, own=True, model=False)) == Missing(attempt=9)
+    assert Device("ann", tmp_path).train(request_of(attempt=9, model=False)) == ModelMissing(attempt=9)
+    assert Device("ann", tmp_path).train(request_of(attempt=9, own=True, model=False)) == ModelMissing(attempt=9)
 
 
 @pytest.mark.parametrize("given", OPTIMISERS, ids=str)
@@ -358,99 +350,99 @@ def test_without_the_model_it_asks_for_it(tmp_path: Path) -> None:
 def test_a_device_that_was_switched_off_goes_on_where_it_was(
     given: dict[str, Any], off_after: int, tmp_path: Path, epochs: SimpleNamespace
 ) -> None:
-    order = order_of(config=config_of(**given))
-    whole = Device("ann", tmp_path / "whole", partition=1).work(order)
-    switched_off(Device("bob", tmp_path, partition=1, save_every_s=0), order, epochs, after_epochs=off_after)
+    request = request_of(config=config_of(**given))
+    whole = Device("ann", tmp_path / "whole", partition=1).train(request)
+    switched_off(Device("bob", tmp_path, partition=1, save_every_s=0), request, epochs, after_epochs=off_after)
     assert held(tmp_path)["done"] == off_after
-    again = replace(order, attempt=2, model=None)
-    answer = Device("bob", tmp_path, partition=1).work(again)
+    again = replace(request, attempt=2, model=None)
+    answer = Device("bob", tmp_path, partition=1).train(again)
     assert isinstance(whole, Update)
     assert isinstance(answer, Update)
     assert answer.attempt == 2
-    assert answer.parcel == whole.parcel
+    assert answer.encoded == whole.encoded
     assert epochs.done == EPOCHS - off_after
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_nor_does_a_narrow_wire_make_a_difference(kind: Kind, tmp_path: Path, epochs: SimpleNamespace) -> None:
-    order = order_of(kind=kind)
-    whole = Device("ann", tmp_path / "whole").work(order)
-    switched_off(Device("bob", tmp_path, save_every_s=0), order, epochs, after_epochs=2)
-    answer = Device("bob", tmp_path).work(order)
+def test_nor_does_a_narrow_wire_make_a_difference(kind: CodecName, tmp_path: Path, epochs: SimpleNamespace) -> None:
+    request = request_of(kind=kind)
+    whole = Device("ann", tmp_path / "whole").train(request)
+    switched_off(Device("bob", tmp_path, save_every_s=0), request, epochs, after_epochs=2)
+    answer = Device("bob", tmp_path).train(request)
     assert isinstance(whole, Update)
     assert isinstance(answer, Update)
-    assert answer.parcel == whole.parcel
+    assert answer.encoded == whole.encoded
 
 
 def test_what_is_finished_is_answered_at_once(tmp_path: Path, epochs: SimpleNamespace) -> None:
-    first = Device("ann", tmp_path).work(order_of())
+    first = Device("ann", tmp_path).train(request_of())
     assert isinstance(first, Update)
     before = (tmp_path / FILE).read_bytes()
     epochs.left = 0
-    # After a restart of the server the same model may have another version number, and its parcel may be left out.
+    # After a restart of the server the same model may have another version number, and its encoded may be left out.
     for model in (True, False):
-        answer = Device("ann", tmp_path).work(order_of(attempt=5, version=8, model=model))
+        answer = Device("ann", tmp_path).train(request_of(attempt=5, version=8, model=model))
         assert answer == replace(first, attempt=5, version=8)
     assert (tmp_path / FILE).read_bytes() == before
 
 
 def test_a_new_model_is_begun_anew_whatever_its_version(tmp_path: Path, epochs: SimpleNamespace) -> None:
     device = Device("ann", tmp_path, save_every_s=0)
-    switched_off(device, order_of(version=3), epochs, after_epochs=2)
+    switched_off(device, request_of(version=3), epochs, after_epochs=2)
     other = start_tensors(seed=4)
-    answer = device.work(order_of(other, version=3))
+    answer = device.train(request_of(other, version=3))
     everything = np.arange(len(load_problem("boston").train[0]))
     assert digest_of(updated(answer)) == digest_of(expected(settings_of(), everything, other))
-    assert device.work(order_of(version=3, model=False)) == Missing(attempt=1)
+    assert device.train(request_of(version=3, model=False)) == ModelMissing(attempt=1)
 
 
 def test_what_was_kept_for_another_deployment_is_of_no_use(tmp_path: Path, epochs: SimpleNamespace) -> None:
     device = Device("ann", tmp_path)
-    result = updated(device.work(order_of()))
-    assert device.work(order_of(deployment="another", model=False)) == Missing(attempt=1)
-    assert device.work(order_of(result, deployment="another", own=True, model=False)) == Missing(attempt=1)
+    result = updated(device.train(request_of()))
+    assert device.train(request_of(deployment="another", model=False)) == ModelMissing(attempt=1)
+    assert device.train(request_of(result, deployment="another", own=True, model=False)) == ModelMissing(attempt=1)
     assert held(tmp_path)["deployment"] == "trial"
     epochs.done = 0
-    assert digest_of(updated(device.work(order_of(deployment="another")))) == digest_of(result)
+    assert digest_of(updated(device.train(request_of(deployment="another")))) == digest_of(result)
     assert epochs.done == EPOCHS
 
 
 def test_fully_local_training_goes_on_from_the_last_update(tmp_path: Path, epochs: SimpleNamespace) -> None:
     everything = np.arange(len(load_problem("boston").train[0]))
     current = start_tensors()
-    answer = Device("ann", tmp_path).work(order_of(own=True))
+    answer = Device("ann", tmp_path).train(request_of(own=True))
     for version in range(1, 4):
         current = expected(settings_of(), everything, current)
         assert digest_of(updated(answer)) == digest_of(current)
-        order = order_of(current, own=True, version=version, model=False)
-        switched_off(Device("ann", tmp_path, save_every_s=0), order, epochs, after_epochs=version)
-        answer = Device("ann", tmp_path).work(order)
+        request = request_of(current, own=True, version=version, model=False)
+        switched_off(Device("ann", tmp_path, save_every_s=0), request, epochs, after_epochs=version)
+        answer = Device("ann", tmp_path).train(request)
         assert epochs.done == EPOCHS - version
         epochs.done = 0
-        assert Device("ann", tmp_path).work(order) == answer  # asked once more
+        assert Device("ann", tmp_path).train(request) == answer  # asked once more
         assert epochs.done == 0
 
 
 def test_an_own_update_is_no_start_unless_it_was_asked_for(tmp_path: Path, epochs: SimpleNamespace) -> None:
     device = Device("ann", tmp_path, save_every_s=0)
-    result = updated(device.work(order_of()))
-    assert device.work(order_of(result, model=False)) == Missing(attempt=1)
-    assert isinstance(device.work(order_of(start_tensors(4))), Update)
-    assert device.work(order_of(result, own=True, model=False)) == Missing(attempt=1)
-    switched_off(device, order_of(start_tensors(5)), epochs, after_epochs=2)
+    result = updated(device.train(request_of()))
+    assert device.train(request_of(result, model=False)) == ModelMissing(attempt=1)
+    assert isinstance(device.train(request_of(start_tensors(4))), Update)
+    assert device.train(request_of(result, own=True, model=False)) == ModelMissing(attempt=1)
+    switched_off(device, request_of(start_tensors(5)), epochs, after_epochs=2)
     with safe_open(tmp_path / FILE, framework="pt") as file:
         row = file.get_tensor("attempt.row")
     halfway = {name: t.numpy() for name, t in Layout(load_problem("boston").start_model(0)).state(row).items()}
-    assert device.work(order_of(halfway, own=True, model=False)) == Missing(attempt=1)
+    assert device.train(request_of(halfway, own=True, model=False)) == ModelMissing(attempt=1)
 
 
 def test_an_unfinished_job_of_another_optimiser_is_begun_anew(
     tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace
 ) -> None:
     device = Device("ann", tmp_path, pause_s=4.0)
-    switched_off(device, order_of(), epochs, after_epochs=2)
+    switched_off(device, request_of(), epochs, after_epochs=2)
     adam = settings_of(optimiser="adam")
-    answer = device.work(order_of(config=adam.to_toml(), model=False))
+    answer = device.train(request_of(config=adam.to_toml(), model=False))
     everything = np.arange(len(load_problem("boston").train[0]))
     assert digest_of(updated(answer)) == digest_of(expected(adam, everything, start_tensors()))
     assert isinstance(answer, Update)
@@ -459,10 +451,10 @@ def test_an_unfinished_job_of_another_optimiser_is_begun_anew(
 
 def test_what_was_kept_of_a_smaller_model_is_of_no_use(tmp_path: Path) -> None:
     device = Device("ann", tmp_path)
-    assert isinstance(device.work(order_of()), Update)
+    assert isinstance(device.train(request_of()), Update)
     config = Settings.of("digits", epochs=1).to_toml()
-    assert device.work(order_of(own=True, model=False, config=config)) == Missing(attempt=1)
-    assert isinstance(device.work(order_of(start_tensors(task="digits"), own=True, config=config)), Update)
+    assert device.train(request_of(own=True, model=False, config=config)) == ModelMissing(attempt=1)
+    assert isinstance(device.train(request_of(start_tensors(task="digits"), own=True, config=config)), Update)
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -470,17 +462,17 @@ def test_what_was_kept_of_a_smaller_model_is_of_no_use(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_as_none_wherever_the_damage_is(tmp_path: Path) -> None:
     device, path = Device("ann", tmp_path), tmp_path / FILE
-    whole = device.work(order_of())
+    whole = device.train(request_of())
     content = path.read_bytes()
     for place in range(0, len(content), 5):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert device.work(order_of(model=False)) == Missing(attempt=1), place
+        assert device.train(request_of(model=False)) == ModelMissing(attempt=1), place
         path.write_bytes(content[:place])
-        assert device.work(order_of(model=False)) == Missing(attempt=1), place
-    answer = device.work(order_of())
+        assert device.train(request_of(model=False)) == ModelMissing(attempt=1), place
+    answer = device.train(request_of())
     assert isinstance(whole, Update)
     assert isinstance(answer, Update)
-    assert answer.parcel == whole.parcel
+    assert answer.encoded == whole.encoded
     assert held(tmp_path)["finished"] is True
 
 
@@ -490,8 +482,8 @@ def strange_files() -> Iterator[Callable[[Path], object]]:
     yield lambda path: path.write_bytes(b"")
     yield lambda path: path.write_bytes(save({}))
     yield lambda path: path.write_bytes(save({"base": torch.zeros(3)}, metadata={"head": "{}", "check": ""}))
-    yield lambda path: Device("ann", path.parent).work(
-        order_of(start_tensors(task="digits"), config=Settings.of("digits", epochs=1, clients=1).to_toml())
+    yield lambda path: Device("ann", path.parent).train(
+        request_of(start_tensors(task="digits"), config=Settings.of("digits", epochs=1, clients=1).to_toml())
     )
 
 
@@ -499,23 +491,23 @@ def strange_files() -> Iterator[Callable[[Path], object]]:
 def test_a_file_of_another_kind_or_model_is_overwritten(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / FILE)
     assert (tmp_path / FILE).exists()
-    assert Device("ann", tmp_path).work(order_of(model=False)) == Missing(attempt=1)
-    assert isinstance(Device("ann", tmp_path).work(order_of()), Update)
-    assert held(tmp_path)["digest"] == order_of().digest
+    assert Device("ann", tmp_path).train(request_of(model=False)) == ModelMissing(attempt=1)
+    assert isinstance(Device("ann", tmp_path).train(request_of()), Update)
+    assert held(tmp_path)["digest"] == request_of().digest
 
 
 def test_a_device_that_cannot_write_says_so(tmp_path: Path) -> None:
     (tmp_path / "ann").write_text("in the way")
-    why = failed(Device("ann", tmp_path / "ann").work(order_of()))
+    why = failed(Device("ann", tmp_path / "ann").train(request_of()))
     assert why.startswith(f"the device cannot write {tmp_path / 'ann' / FILE}: ")
 
 
 def test_short_epochs_are_not_written_down(tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace) -> None:
     for folder, every_s, kept in (("a", 0.5, 3), ("b", 1.0, 3), ("c", 1.5, 2), ("d", 4.0, 0)):
         device = Device("ann", tmp_path / folder, pause_s=4.0, save_every_s=every_s)
-        switched_off(device, order_of(), epochs, after_epochs=3)
+        switched_off(device, request_of(), epochs, after_epochs=3)
         assert held(tmp_path / folder)["done"] == kept
-        device.work(order_of())
+        device.train(request_of())
         assert epochs.done == EPOCHS - kept
         assert held(tmp_path / folder)["finished"] is True
 
@@ -524,15 +516,15 @@ def test_the_pause_is_spread_and_not_begun_anew(
     tmp_path: Path, clock: SimpleNamespace, epochs: SimpleNamespace
 ) -> None:
     began = clock.now
-    whole = Device("ann", tmp_path / "whole", pause_s=8.0).work(order_of())
+    whole = Device("ann", tmp_path / "whole", pause_s=8.0).train(request_of())
     assert isinstance(whole, Update)
     assert whole.seconds == clock.now - began == 8.0
     device = Device("ann", tmp_path, pause_s=8.0)
-    switched_off(device, order_of(), epochs, after_epochs=3)
+    switched_off(device, request_of(), epochs, after_epochs=3)
     assert held(tmp_path)["seconds"] == 6.0
     clock.now += 100.0  # it is off for a while
     began = clock.now
-    answer = device.work(order_of())
+    answer = device.train(request_of())
     assert clock.now - began == 2.0
     assert answer == whole
 
@@ -544,7 +536,7 @@ ADAM = {"optimiser": "adam", "lr": 0.01, "epochs": 100}
 
 def work_slowly(folder: str) -> None:
     """What the process does that is killed: 100 epochs in a quarter of a minute."""
-    Device("ann", Path(folder), partition=1, pause_s=15.0, save_every_s=0).work(order_of(config=config_of(**ADAM)))
+    Device("ann", Path(folder), partition=1, pause_s=15.0, save_every_s=0).train(request_of(config=config_of(**ADAM)))
 
 
 @pytest.mark.slow
@@ -564,12 +556,12 @@ def test_a_process_that_is_killed_is_taken_up_to_the_same_bytes(tmp_path: Path) 
     assert 3 <= kept["done"] < 100
     assert not kept["finished"]
     assert kept["seconds"] >= 0.15 * kept["done"]
-    order = order_of(config=config_of(**ADAM))
-    whole = Device("ann", tmp_path / "whole", partition=1).work(order)
-    answer = Device("ann", tmp_path, partition=1).work(replace(order, model=None))
+    request = request_of(config=config_of(**ADAM))
+    whole = Device("ann", tmp_path / "whole", partition=1).train(request)
+    answer = Device("ann", tmp_path, partition=1).train(replace(request, model=None))
     assert isinstance(whole, Update)
     assert isinstance(answer, Update)
-    assert answer.parcel == whole.parcel
+    assert answer.encoded == whole.encoded
     assert answer.seconds > kept["seconds"]
 
 
@@ -578,12 +570,12 @@ def test_a_process_that_is_killed_is_taken_up_to_the_same_bytes(tmp_path: Path) 
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordDict]:
-    """Sends a letter to the app, as Flower does, and returns the content of its reply."""
+    """Sends a message to the app, as Flower does, and returns the content of its reply."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
-    def send(letter: Invitation | Order | RecordDict, kind: str, **config: Any) -> RecordDict:
-        content = letter if isinstance(letter, RecordDict) else written(letter)
+    def send(sent: JoinRequest | TrainRequest | RecordDict, kind: str, **config: Any) -> RecordDict:
+        content = sent if isinstance(sent, RecordDict) else to_records(sent)
         message = Message(content, dst_node_id=7, message_type=kind)
         node_config = {name.replace("_", "-"): value for name, value in config.items()}
         context = Context(run_id=1, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
@@ -594,17 +586,19 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordDict]:
     return send
 
 
-def test_the_app_introduces_itself_and_trains(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
+def test_the_app_joins_and_trains(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
     config = {"name": "ann", "state": str(tmp_path / "a"), "task": "boston", "partition_id": 2, "pause_s": 0}
-    said = read_introduction(ask(Invitation(deployment="trial", config=config_of()), "query", **config))
+    said = read_join_reply(ask(JoinRequest(deployment="trial", config=config_of()), "query", **config))
     size = len(shard_of(settings_of(), 2))
-    assert said == Introduction(name="ann", size=size, details={"partition": 2})
-    answer = read_answer(ask(order_of(), "train", **config))
+    assert said == JoinReply(name="ann", size=size, details={"partition": 2})
+    answer = read_train_reply(ask(request_of(), "train", **config))
     assert isinstance(answer, Update)
-    direct = Device("ann", tmp_path / "b", partition=2).work(order_of())
+    direct = Device("ann", tmp_path / "b", partition=2).train(request_of())
     assert isinstance(direct, Update)
-    assert answer.parcel == direct.parcel
-    assert read_answer(ask(order_of(start_tensors(4), attempt=3, model=False), "train", **config)) == Missing(attempt=3)
+    assert answer.encoded == direct.encoded
+    assert read_train_reply(
+        ask(request_of(start_tensors(4), attempt=3, model=False), "train", **config)
+    ) == ModelMissing(attempt=3)
 
 
 @pytest.mark.parametrize(
@@ -632,13 +626,13 @@ def test_the_app_introduces_itself_and_trains(ask: Callable[..., RecordDict], tm
 def test_a_node_config_that_cannot_be_used_is_answered(
     config: dict[str, Any], why: str, ask: Callable[..., RecordDict]
 ) -> None:
-    invitation = Invitation(deployment="trial", config=config_of())
-    assert read_introduction(ask(invitation, "query", **config)) == Failure(why=why)
-    assert read_answer(ask(order_of(), "train", **config)) == Failure(why=why)
+    invitation = JoinRequest(deployment="trial", config=config_of())
+    assert read_join_reply(ask(invitation, "query", **config)) == Failure(why=why)
+    assert read_train_reply(ask(request_of(), "train", **config)) == Failure(why=why)
 
 
 def test_a_letter_of_another_kind_is_answered(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
-    answer = read_answer(ask(RecordDict(), "train", name="ann", state=str(tmp_path)))
+    answer = read_train_reply(ask(RecordDict(), "train", name="ann", state=str(tmp_path)))
     assert "the server speaks another language" in failed(answer)
 
 
@@ -649,5 +643,5 @@ def test_what_nobody_expected_is_answered_in_one_sentence(
         raise RuntimeError("a secret\nTraceback (most recent call last): ...")
 
     monkeypatch.setattr(device_module, "load_problem", broken)
-    answer = read_answer(ask(order_of(), "train", name="ann", state=str(tmp_path)))
+    answer = read_train_reply(ask(request_of(), "train", name="ann", state=str(tmp_path)))
     assert answer == Failure(why="the device failed with a RuntimeError; its log says more")

@@ -16,14 +16,15 @@ from typing import Any, cast
 
 import pytest
 
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
+from safa.deploy.exchange.files import LOG
 from safa.deploy.flower import server_app
-from safa.deploy.launcher.processes import Processes, free_port
-from safa.deploy.launcher.watch import LOG
+from safa.deploy.flower.ports import free_port
+from safa.deploy.launcher.processes import Processes
 from safa.errors import SafaError
 from safa.runs import load_run
-from tests.deploy.real import records, safa, stage, wait_for
-from tests.deploy.stage import Stage, apart, fed_again
+from tests.deploy.harness import Harness, apart, fed_again
+from tests.deploy.real import records, running, safa, wait_for
 
 FULL = "No space left on device"
 
@@ -86,7 +87,7 @@ def test_full_disks_of_devices_and_of_the_server_cost_no_round(tmp_path: Path) -
         run = server_disk.folder / "run"
         given = ("--clients", "2", "--rounds", "4", "--epochs", "1", "--fraction", "1", "--start-with", "2")
         where = ("--insecure", "--host", "127.0.0.1", "--port", port, "--out", str(run))
-        with stage() as processes:
+        with running() as processes:
             server = safa(processes, log, "deploy", "server", "boston", *given, *where)
             terminals = [_client(processes, tmp_path, devices.folder, part, port) for part in range(2)]
             wait_for(lambda: len(records(run)) >= 1, server, log=log)
@@ -136,34 +137,34 @@ def _client(processes: Processes, folder: Path, disk: Path, part: int, port: str
 def test_a_checkpoint_folder_that_cannot_be_written_stops_the_server_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server app as it is, without Flower: what it posts is carried to real devices in virtual time."""
-    play = Stage(tmp_path)
+    """The server app as it is, without Flower: its messages go to real devices in virtual time."""
+    harness = Harness(tmp_path)
     run, kept = tmp_path / "run", tmp_path / "run" / "checkpoint"
-    play.play(until=play.in_round(2))
-    play.conductor.stop()
+    harness.run(until=harness.in_round(2))
+    harness.coordinator.stop()
 
-    def carry(conductor: Conductor, _: Any) -> None:
-        play.conductor, play._mail = conductor, []
+    def carry(coordinator: Coordinator, _: Any) -> None:
+        harness.coordinator, harness._mail = coordinator, []
         try:
-            play.play()
+            harness.run()
         finally:
-            conductor.stop()
+            coordinator.stop()
 
-    def carry_without_the_folder(conductor: Conductor, grid: Any) -> None:
+    def carry_without_the_folder(coordinator: Coordinator, grid: Any) -> None:
         kept.rename(run / "away")
         kept.write_text("not a folder")
-        carry(conductor, grid)
+        carry(coordinator, grid)
 
-    clock = SimpleNamespace(time=lambda: play.now, monotonic=lambda: play.now, gmtime=time.gmtime)
+    clock = SimpleNamespace(time=lambda: harness.now, monotonic=lambda: harness.now, gmtime=time.gmtime)
     monkeypatch.setattr(server_app, "time", clock)
-    monkeypatch.setattr(server_app, "conduct", carry_without_the_folder)
+    monkeypatch.setattr(server_app, "coordinate", carry_without_the_folder)
     with pytest.raises(SafaError, match="checkpoint"):
         server_app.serve(run, cast(Any, None))
     told = (run / LOG).read_text().splitlines()[-1]
     assert re.fullmatch(rf"\S+ ERROR cannot write {kept}\S*: (Not a directory|File exists)", told)
     kept.unlink()
     (run / "away").rename(kept)
-    monkeypatch.setattr(server_app, "conduct", carry)
+    monkeypatch.setattr(server_app, "coordinate", carry)
     server_app.serve(run, cast(Any, None))
     finished = load_run(run)
     assert [record.round for record in finished.records()] == list(range(1, 7))
@@ -187,7 +188,7 @@ def test_why_the_server_app_stops_is_one_line_of_its_log(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
-    monkeypatch.setattr(server_app, "Conductor", fail)
+    monkeypatch.setattr(server_app, "Coordinator", fail)
     with pytest.raises(type(problem)):
         server_app.serve(tmp_path, cast(Any, None))
     (line,) = (tmp_path / LOG).read_text().splitlines()

@@ -16,17 +16,17 @@ from safa.experiments.replay import replay
 from safa.protocol.records import Verdict
 from safa.runs import Run
 from safa.streams import stream
-from tests.deploy.stage import PROTOCOLS, Stage, apart, fed_again
+from tests.deploy.harness import PROTOCOLS, Harness, apart, fed_again
 
 
-def steps(stage: Stage, count: int) -> None:
+def steps(harness: Harness, count: int) -> None:
     for _ in range(count):
-        stage.step()
+        harness.step()
 
 
-def closed(stage: Stage) -> int:
+def closed(harness: Harness) -> int:
     """How many rounds are on the disk."""
-    return len((stage.folder / "run" / "rounds.jsonl").read_text().splitlines())
+    return len((harness.folder / "run" / "rounds.jsonl").read_text().splitlines())
 
 
 def is_whole(run: Run, rounds: int) -> None:
@@ -46,19 +46,19 @@ def opened_again(log: pytest.LogCaptureFixture) -> list[str]:
 def test_devices_that_cannot_write_their_state_use_no_rounds_up(
     tmp_path: Path, log: pytest.LogCaptureFixture, protocol: str
 ) -> None:
-    stage = Stage(tmp_path, {"protocol": protocol, "buffer_size": 3, "rounds": 6})
-    stage.play(until=stage.in_round(3))
-    for player in stage.players:
-        (tmp_path / player.name).rename(tmp_path / f"{player.name}.away")
-        (tmp_path / player.name).write_text("a file in the place of a folder")
-    steps(stage, 60)  # what was finished before may still come in
-    before = closed(stage)
-    steps(stage, 200)
-    assert closed(stage) == before < 6
-    for player in stage.players:
-        (tmp_path / player.name).unlink()
-        (tmp_path / f"{player.name}.away").rename(tmp_path / player.name)
-    is_whole(stage.play(), 6)
+    harness = Harness(tmp_path, {"protocol": protocol, "buffer_size": 3, "rounds": 6})
+    harness.run(until=harness.in_round(3))
+    for peer in harness.peers:
+        (tmp_path / peer.name).rename(tmp_path / f"{peer.name}.away")
+        (tmp_path / peer.name).write_text("a file in the place of a folder")
+    steps(harness, 60)  # what was finished before may still come in
+    before = closed(harness)
+    steps(harness, 200)
+    assert closed(harness) == before < 6
+    for peer in harness.peers:
+        (tmp_path / peer.name).unlink()
+        (tmp_path / f"{peer.name}.away").rename(tmp_path / peer.name)
+    is_whole(harness.run(), 6)
     assert "lost: client-0, code 0: the device cannot write" in log.text
     assert "File exists" in log.text
     assert f"round {before + 1}: no update came in (" in opened_again(log)[-1]
@@ -67,24 +67,24 @@ def test_devices_that_cannot_write_their_state_use_no_rounds_up(
 def test_the_pause_doubles_to_a_minute_and_a_good_round_resets_it(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage(tmp_path, {"rounds": 3, "fraction": 1.0})
-    for player in stage.players:
-        player.forge = lambda order, answer: Failure(why="no space")
-    steps(stage, 300)
+    harness = Harness(tmp_path, {"rounds": 3, "fraction": 1.0})
+    for peer in harness.peers:
+        peer.forge = lambda request, answer: Failure(why="no space")
+    steps(harness, 300)
     told = opened_again(log)
     assert told[0] == "round 1: no update came in (4 clients lost); opened again in 5 s"
     assert [line.rpartition("in ")[2] for line in told[:6]] == ["5 s", "10 s", "20 s", "40 s", "60 s", "60 s"]
-    for player in stage.players:
-        player.forge = None
-    stage.play(until=stage.in_round(2))
-    for player in stage.players:
-        player.forge = lambda order, answer: Failure(why="no space")
+    for peer in harness.peers:
+        peer.forge = None
+    harness.run(until=harness.in_round(2))
+    for peer in harness.peers:
+        peer.forge = lambda request, answer: Failure(why="no space")
     before = len(told := opened_again(log))
-    steps(stage, 60)
+    steps(harness, 60)
     assert opened_again(log)[before].endswith("in 5 s")
-    for player in stage.players:
-        player.forge = None
-    is_whole(stage.play(), 3)
+    for peer in harness.peers:
+        peer.forge = None
+    is_whole(harness.run(), 3)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -92,16 +92,16 @@ def test_a_limit_that_passes_while_everybody_trains_costs_no_round_and_no_work(
     tmp_path: Path, log: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     given = {"protocol": protocol, "buffer_size": 3, "rounds": 1, "round_limit_s": 30.0, "fraction": 1.0}
-    stage = Stage(tmp_path, given, delays_s=dict.fromkeys(range(4), 75.0))
-    is_whole(stage.play(), 1)
-    assert [len(player.orders) for player in stage.players] == [1, 1, 1, 1], "nobody is asked to start again"
+    harness = Harness(tmp_path, given, delays_s=dict.fromkeys(range(4), 75.0))
+    is_whole(harness.run(), 1)
+    assert [len(peer.requests) for peer in harness.peers] == [1, 1, 1, 1], "nobody is asked to start again"
     assert "round 1: no update came in (4 clients not answering yet); opened again in 5 s" in opened_again(log)
 
 
 def test_an_answer_that_comes_between_two_openings_is_taken(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     given = {"protocol": "fedavg", "rounds": 1, "round_limit_s": 30.0, "fraction": 1.0}
-    stage = Stage(tmp_path, given, delays_s=dict.fromkeys(range(4), 32.0))  # the limit is at 30, the opening at 35
-    run = stage.play()
+    harness = Harness(tmp_path, given, delays_s=dict.fromkeys(range(4), 32.0))  # the limit is at 30, the opening at 35
+    run = harness.run()
     is_whole(run, 1)
     assert len(opened_again(log)) == 1
     assert len(next(run.records()).picked) == 4
@@ -111,16 +111,16 @@ def test_who_is_not_drawn_again_is_not_blamed_for_its_answer(tmp_path: Path, log
     """A newcomer is drawn in its place when round 2 is opened again; what it was sent is newer than what it had."""
     seed = next(s for s in range(100) if _fits(s))
     given = {"protocol": "fedavg", "clients": 3, "rounds": 4, "fraction": 0.3, "round_limit_s": 20.0, "seed": seed}
-    stage = Stage(tmp_path, given, {"start_with": 2, "refusals_allowed": 1})
-    stage.players[2].is_online = False
-    stage.play(until=stage.in_round(2))
-    (drawn,) = [player for player in stage.players if player.orders[-1:] and player.orders[-1].version == 1]
-    stage.restart(drawn)  # what it was at work on is asked for again, and takes longer now
+    harness = Harness(tmp_path, given, {"start_with": 2, "rejections_allowed": 1})
+    harness.peers[2].is_online = False
+    harness.run(until=harness.in_round(2))
+    (drawn,) = [peer for peer in harness.peers if peer.requests[-1:] and peer.requests[-1].version == 1]
+    harness.restart(drawn)  # what it was at work on is asked for again, and takes longer now
     drawn.delay_s = 30.0
-    stage.players[2].is_online, stage.players[2].delay_s = True, 15.0
-    run = stage.play()
+    harness.peers[2].is_online, harness.peers[2].delay_s = True, 15.0
+    run = harness.run()
     assert f"refused: {drawn.name}, not expected: its round was opened again without it" in log.text
-    assert stage.conductor.screening.set_aside == []
+    assert harness.coordinator.screening.blocked == []
     assert apart(replay(run), run.model()) <= 1e-6
 
 
@@ -131,40 +131,40 @@ def _fits(seed: int) -> bool:
 
 
 def test_what_a_round_cost_is_counted_over_all_of_its_openings(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, {"rounds": 1, "fraction": 1.0})
-    forges: list[Any] = [lambda order, answer: Failure(why="no space"), None]
-    for player in stage.players:
-        player.forge = forges[0]
-    steps(stage, 12)
-    for player in stage.players:
-        player.forge = None
-    (record,) = stage.play().records()
-    sent = sum(order.model is not None for player in stage.players for order in player.orders)
+    harness = Harness(tmp_path, {"rounds": 1, "fraction": 1.0})
+    forges: list[Any] = [lambda request, answer: Failure(why="no space"), None]
+    for peer in harness.peers:
+        peer.forge = forges[0]
+    steps(harness, 12)
+    for peer in harness.peers:
+        peer.forge = None
+    (record,) = harness.run().records()
+    sent = sum(request.model is not None for peer in harness.peers for request in peer.requests)
     assert sent == 8
     assert record.bytes_down == 8 * 13 * 4
 
 
 def test_nobody_there_uses_no_rounds_up(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, {"rounds": 3, "round_limit_s": 30.0, "fraction": 0.5})
-    stage.play(until=stage.in_round(2))
-    for player in stage.players:
-        player.is_online = False
-    steps(stage, 300)
-    assert closed(stage) == 1
-    for player in stage.players:
-        stage.restart(player)
-    is_whole(stage.play(), 3)
+    harness = Harness(tmp_path, {"rounds": 3, "round_limit_s": 30.0, "fraction": 0.5})
+    harness.run(until=harness.in_round(2))
+    for peer in harness.peers:
+        peer.is_online = False
+    steps(harness, 300)
+    assert closed(harness) == 1
+    for peer in harness.peers:
+        harness.restart(peer)
+    is_whole(harness.run(), 3)
 
 
 @pytest.mark.parametrize("protocol", ["fedavg", "fedcs", "local"])
 def test_a_client_that_is_drawn_alone_and_is_away_does_not_stop_the_others(tmp_path: Path, protocol: str) -> None:
-    """A round that is opened again draws it last; with the same lots it would be drawn for ever."""
-    stage = Stage(tmp_path, {"protocol": protocol, "rounds": 12, "fraction": 0.25}, {"leave_after_s": 1e6})
-    stage.play(until=stage.in_round(2))
-    stage.players[1].is_online = False
-    run = stage.play()
+    """A round that is opened again draws it last; with the same draws it would be drawn for ever."""
+    harness = Harness(tmp_path, {"protocol": protocol, "rounds": 12, "fraction": 0.25}, {"leave_after_s": 1e6})
+    harness.run(until=harness.in_round(2))
+    harness.peers[1].is_online = False
+    run = harness.run()
     assert len(list(run.records())) == 12
-    assert stage.now < 1000 + 12 * 80
+    assert harness.now < 1000 + 12 * 80
     assert apart(replay(run), run.model()) <= 1e-6
 
 
@@ -172,32 +172,32 @@ def test_fedcs_turns_to_others_when_all_that_it_drew_are_too_slow(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     given = {"protocol": "fedcs", "rounds": 20, "fraction": 0.25, "round_limit_s": 20.0}
-    stage = Stage(tmp_path, given, delays_s={0: 26.0, 1: 3.0, 2: 3.0, 3: 3.0})
-    run = stage.play()
+    harness = Harness(tmp_path, given, delays_s={0: 26.0, 1: 3.0, 2: 3.0, 3: 3.0})
+    run = harness.run()
     assert len(list(run.records())) == 20
     assert "(1 client expected to be too slow)" in log.text
 
 
 def test_fedcs_asks_all_the_same_when_nobody_is_fast_enough(tmp_path: Path) -> None:
     given = {"protocol": "fedcs", "rounds": 4, "fraction": 0.5, "round_limit_s": 20.0}
-    stage = Stage(tmp_path, given, delays_s=dict.fromkeys(range(4), 26.0))
-    assert len(list(stage.play().records())) == 4
+    harness = Harness(tmp_path, given, delays_s=dict.fromkeys(range(4), 26.0))
+    assert len(list(harness.run().records())) == 4
 
 
 def test_a_server_that_is_killed_between_two_openings_goes_on(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, {"rounds": 8})
-    stage.play(until=stage.in_round(3))
-    for player in stage.players:
-        player.forge = lambda order, answer: Failure(why="no space")
-    steps(stage, 60)
-    before = closed(stage)
+    harness = Harness(tmp_path, {"rounds": 8})
+    harness.run(until=harness.in_round(3))
+    for peer in harness.peers:
+        peer.forge = lambda request, answer: Failure(why="no space")
+    steps(harness, 60)
+    before = closed(harness)
     for _ in range(4):
-        steps(stage, 23)
-        stage.kill_server()
-    assert closed(stage) == before < 8
-    for player in stage.players:
-        player.forge = None
-    is_whole(stage.play(), 8)
+        steps(harness, 23)
+        harness.kill_server()
+    assert closed(harness) == before < 8
+    for peer in harness.peers:
+        peer.forge = None
+    is_whole(harness.run(), 8)
 
 
 @contextmanager
@@ -220,16 +220,16 @@ def full(folder: Path) -> Iterator[None]:
 
 
 def test_full_disks_of_all_devices_are_told_and_survived(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    stage = Stage(tmp_path, {"rounds": 4})
+    harness = Harness(tmp_path, {"rounds": 4})
     with full(tmp_path / "client-0"), full(tmp_path / "client-1"):
-        for player in stage.players[2:]:
-            player.is_online = False
-        stage.conductor.options = stage.conductor.options.of({"start_with": 2})
-        steps(stage, 120)
-        assert closed(stage) == 0
+        for peer in harness.peers[2:]:
+            peer.is_online = False
+        harness.coordinator.options = harness.coordinator.options.of({"start_with": 2})
+        steps(harness, 120)
+        assert closed(harness) == 0
         assert "lost: client-1, code 0: the device cannot write" in log.text
         assert "No space left on device" in log.text or "File exists" in log.text
         assert "round 1: no update came in (2 clients lost); opened again in 10 s" in opened_again(log)
-    for player in stage.players[2:]:
-        player.is_online = True
-    is_whole(stage.play(), 4)
+    for peer in harness.peers[2:]:
+        peer.is_online = True
+    is_whole(harness.run(), 4)

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safa.deploy.launcher.processes import Processes, free_port
+from safa.deploy.flower.ports import free_port
+from safa.deploy.launcher.processes import Processes
 from safa.experiments.replay import replay
 from safa.protocol.records import Refusal, Verdict
 from safa.runs import load_run
-from tests.deploy.real import kill, pids, records, safa, stage, wait_for
-from tests.deploy.stage import apart, fed_again
+from tests.deploy.harness import apart, fed_again
+from tests.deploy.real import kill, pids, records, running, safa, wait_for
 
 SMALL = ("--insecure", "--quiet", "--fraction", "0.3", "--round-limit", "120", "--seed", "1")
 
@@ -25,13 +26,13 @@ def test_a_supernode_that_is_killed_comes_back_tolerable_and_is_deprecated_later
     pauses = ("--pause", "client-0=6", "--pause", "client-1=16", "--pause", "client-2=600")
     given = ("--clients", "3", "--rounds", "5", "--lag-tolerance", "3", *pauses)
     state = run / "clients" / "client-2" / "state.safetensors"
-    with stage() as processes:
+    with running() as processes:
         local = safa(processes, log, "deploy", "local", "boston", *SMALL, *given, "--out", str(run))
         wait_for(state.exists, local, log=log)
         killed_in = len(records(run)) + 1
-        old = kill(processes, ("flower-supernode", "client-2"))
+        old = kill(processes, ("flower.supernode", "client-2"))
         wait_for(lambda: len(records(run)) >= killed_in, local, log=log)
-        wait_for(lambda: pids(processes, "flower-supernode", "client-2") not in ([], old), local, log=log)
+        wait_for(lambda: pids(processes, "flower.supernode", "client-2") not in ([], old), local, log=log)
         assert local.wait(150) == 0, log.read_text()
     finished = load_run(run)
     rounds, roster = list(finished.records()), finished.roster()
@@ -59,7 +60,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     states = [tmp_path / f"c{part}" / "state.safetensors" for part in range(2)]
 
-    app, link = ("flwr-serverapp",), ("import superlink", "--database", str(run))
+    app, link = ("flwr-serverapp",), ("flower.superlink", "--database", str(run))
 
     def closed() -> bool:
         """A round was closed since the last look: the next one is about to open."""
@@ -77,7 +78,7 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
         (at_work, [app, link]),
     ]
     given = ("--clients", "2", "--rounds", "12", "--host", "127.0.0.1", "--port", port, "--start-with", "2")
-    with stage() as processes:
+    with running() as processes:
         server = safa(processes, log, "deploy", "server", "boston", *SMALL, *given, "--out", str(run))
         for part in range(2):
             _client(processes, tmp_path, part, port)
@@ -85,9 +86,9 @@ def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_rou
             before, seen = len(records(run)), max((s.stat().st_mtime_ns for s in states if s.exists()), default=0)
             wait_for(lambda: moment() and pids(processes, *app), server, log=log)  # noqa: B023
             kill(processes, *whom)
-            assert server.wait(60) == 2, "it notices, and says how to go on"
+            assert server.wait(60) == 2, "it notices, and says how to resume"
             said = log.read_text().splitlines()[-1]
-            assert f"safa deploy server --resume {run} goes on" in said
+            assert f"safa deploy server --resume {run}" in said
             why = "the SuperLink was killed (signal 9)" if link in whom else "the server app was killed"
             assert why in said
             assert why in (run / "server.log").read_text().splitlines()[-1]

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.deploy.exchange.screening import Reason
-from safa.deploy.launcher.processes import free_port
+from safa.deploy.exchange.screening import RejectReason
+from safa.deploy.flower.ports import free_port
 from safa.experiments.simulate import Learning
 from safa.fleet import make_fleet
 from safa.protocol.records import Verdict
@@ -23,19 +23,19 @@ from safa.runs import Run, load_run
 from safa.tasks import load_problem
 from safa.training import BatchedTrainer
 from safa.training.setup import make_optimiser, make_shards
-from tests.deploy.real import listens, records, safa, stage, wait_for
-from tests.deploy.sender import NUDGE, Player, Sender, play
-from tests.deploy.stage import apart
+from tests.deploy.harness import apart
+from tests.deploy.real import listens, records, running, safa, wait_for
+from tests.deploy.sender import NUDGE, Peer, Sender, serve
 
 REASONS = {
-    "nan": Reason.NOT_FINITE,
-    "shapes": Reason.SHAPES,
-    "norm": Reason.NORM,
-    "stale": Reason.STALE_VERSION,
-    "future": Reason.FUTURE_VERSION,
-    "replay": Reason.NOT_ASKED,
-    "large": Reason.TOO_LARGE,
-    "garbage": Reason.UNREADABLE,
+    "nan": RejectReason.NOT_FINITE,
+    "shapes": RejectReason.SHAPES,
+    "norm": RejectReason.NORM,
+    "stale": RejectReason.STALE_VERSION,
+    "future": RejectReason.FUTURE_VERSION,
+    "replay": RejectReason.NOT_ASKED,
+    "large": RejectReason.TOO_LARGE,
+    "garbage": RejectReason.UNREADABLE,
 }
 """What is refused of whom, and why."""
 OTHERS = ("unasked", "forged", "withheld")
@@ -51,9 +51,9 @@ def test_strangers_are_refused_by_name_and_the_honest_make_the_model(tmp_path: P
 
     def all_were_refused() -> bool:
         said = server_log.read_text() if server_log.exists() else ""
-        return all(f"refused: {name}, {reason}" in said for name, reason in REASONS.items())
+        return all(f"rejected: {name}, {reason}" in said for name, reason in REASONS.items())
 
-    with stage() as processes:
+    with running() as processes:
         link = ("--host", "127.0.0.1", "--port", port, "--insecure", "--quiet", "--out", str(run))
         server = safa(processes, log, "deploy", "server", "boston", *settings, *options, *link)
         for part in range(2):
@@ -85,7 +85,7 @@ def _crowd(address: str, behaviours: Sequence[str]) -> Iterator[None]:
 
     def live(behaviour: str) -> None:
         with suppress(httpx.TransportError), Sender(address, poll_s=0.5) as sender:  # the server ends before they do
-            play(Player(sender, behaviour, behaviour), is_over=over.is_set)
+            serve(Peer(sender, behaviour, behaviour), is_over=over.is_set)
 
     threads = [threading.Thread(target=live, args=(behaviour,)) for behaviour in behaviours]
     for thread in threads:

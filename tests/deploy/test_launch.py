@@ -23,24 +23,20 @@ from typing import Any, cast
 import pytest
 
 from safa import Settings, load_run, run_rounds
-from safa.cli import deploy as commands
+from safa.cli.deploy import output
 from safa.cli.program import main
-from safa.deploy.exchange.options import EXPEL, Options
+from safa.deploy.exchange.files import EXPEL, LOG, finished_rounds
+from safa.deploy.exchange.options import Options
+from safa.deploy.flower.internals import environment
+from safa.deploy.flower.ports import LOOPBACK, bound_socket, free_port
 from safa.deploy.launcher import processes
+from safa.deploy.launcher.checks import clock_fault, is_loopback, unreachable, write_fault
+from safa.deploy.launcher.follow import ClientErrors, exit_reason, follow_run, last_line, run_events
 from safa.deploy.launcher.keys import add_client, make_keys
-from safa.deploy.launcher.launch import (
-    FLOWER,
-    Link,
-    Server,
-    begin,
-    begin_local,
-    clock_fault,
-    is_loopback,
-    unreachable,
-    write_fault,
-)
-from safa.deploy.launcher.processes import LOOPBACK, STARTED, Kept, Processes, bound, environment, family, free_port
-from safa.deploy.launcher.watch import LOG, Register, Said, attend, finished_rounds, follow, last_line, last_words
+from safa.deploy.launcher.link import FLOWER, Link, begin, begin_local
+from safa.deploy.launcher.processes import STARTED, Processes, Supervised, process_tree
+from safa.deploy.launcher.register import Register
+from safa.deploy.launcher.superlink import SuperLink
 from safa.errors import SafaError
 from safa.experiments.replay import replay
 from safa.protocol.records import RoundRecord
@@ -103,7 +99,7 @@ def test_everything_that_was_started_is_stopped_also_after_an_error(tmp_path: Pa
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert family(starter.token) == set()
+    assert process_tree(starter.token) == set()
     assert time.monotonic() - began < 5
 
 
@@ -123,10 +119,10 @@ with Processes() as processes:
         token = starter.stdout.readline().strip()
         try:
             wait_for((tmp_path / "up").exists)
-            assert len(family(token)) == 2
+            assert len(process_tree(token)) == 2
         finally:
             starter.kill()
-    wait_for(lambda: not family(token), seconds=6)
+    wait_for(lambda: not process_tree(token), seconds=6)
 
 
 def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(
@@ -135,10 +131,10 @@ def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(
     with Processes() as starter:
         parent = starter.start(with_grandchild(tmp_path / "up"), log=tmp_path / "log")
         wait_for((tmp_path / "up").exists)
-        everything = family(starter.token)
+        everything = process_tree(starter.token)
         readable = processes._environment
         monkeypatch.setattr(processes, "_environment", lambda pid: readable(pid) if pid == parent.pid else [])
-        assert family(starter.token) == everything
+        assert process_tree(starter.token) == everything
         assert len(everything) == 2
         for pid in everything:
             os.kill(pid, signal.SIGKILL)
@@ -173,7 +169,9 @@ class Program:
 def test_a_program_is_started_again_after_pauses_that_double_up_to_a_minute() -> None:
     now = [0.0]
     told: list[str] = []
-    kept = Kept(lambda: cast("subprocess.Popen[bytes]", Program()), told.append, lambda: "no key", clock=lambda: now[0])
+    kept = Supervised(
+        lambda: cast("subprocess.Popen[bytes]", Program()), told.append, lambda: "no key", clock=lambda: now[0]
+    )
     kept.tick()
     kept.tick()
     assert told == [STARTED]
@@ -225,7 +223,7 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
         yield
 
     step = steps()
-    events = list(follow(tmp_path, lambda: False, sleep=lambda _: next(step)))
+    events = list(run_events(tmp_path, lambda: False, sleep=lambda _: next(step)))
     assert events[:2] == ["bob is new: client 1", "warning: lost: ann"]
     assert [cast(RoundRecord, event).round for event in events[2:]] == [2, 3, 4]
     assert finished_rounds(tmp_path) == 4
@@ -239,7 +237,7 @@ def test_what_a_stranger_has_written_reaches_the_terminal_as_plain_text(tmp_path
         (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n[]\nnonsense\n')
         (tmp_path / "summary.json").write_text("{}")
 
-    assert list(follow(tmp_path, lambda: False, sleep=say)) == [
+    assert list(run_events(tmp_path, lambda: False, sleep=say)) == [
         "\\x1b[31mbob is new: client 1",
         "warning: lost: ann, \\x1b]0;owned\\x07\\u202e\\r!",
         *["warning: a line of rounds.jsonl is damaged"] * 3,
@@ -247,8 +245,18 @@ def test_what_a_stranger_has_written_reaches_the_terminal_as_plain_text(tmp_path
 
 
 def test_a_line_on_the_terminal_is_one_line_without_escapes(capsys: Capture) -> None:
-    commands._Show(quiet=False)("ann tells: \x1b[2J\nall is well")
+    output._Show(quiet=False)("ann tells: \x1b[2J\nall is well")
     assert capsys.readouterr().err == "ann tells: \\x1b[2J\\nall is well\n"
+
+
+class Followed:
+    """A server that stops at once."""
+
+    def is_over(self) -> bool:
+        return True
+
+    def why(self, error: str) -> str:
+        return error
 
 
 @pytest.mark.parametrize(
@@ -260,21 +268,16 @@ def test_a_line_on_the_terminal_is_one_line_without_escapes(capsys: Capture) -> 
     ],
 )
 def test_why_a_server_stopped(logged: str, known: str, reason: str, tmp_path: Path) -> None:
-    def start() -> None:
-        lines = [f"2026-11-15T14:00:01Z {line}\n" for line in logged.splitlines()]
-        (tmp_path / LOG).write_text("".join(lines))
+    class Stopped(Followed):
+        def submit(self) -> None:
+            lines = [f"2026-11-15T14:00:01Z {line}\n" for line in logged.splitlines()]
+            (tmp_path / LOG).write_text("".join(lines))
+
+        def why(self, error: str) -> str:
+            return error or known
 
     with pytest.raises(SafaError, match=re.escape(f"the server stopped after round 0 of 100{reason} (")):
-        attend(
-            tmp_path,
-            Settings.of("boston"),
-            lambda _: None,
-            start=start,
-            over=lambda: True,
-            also=lambda: None,
-            kind="local",
-            why=lambda error: error or known,
-        )
+        follow_run(tmp_path, Settings.of("boston"), lambda _: None, server=Stopped(), also=lambda: None, kind="local")
     noted = [line.partition(" ")[2] for line in (tmp_path / LOG).read_text().splitlines()]
     assert noted == (logged.splitlines() or ([f"ERROR {known}"] if known else [])), "the log says it, too, and once"
 
@@ -283,21 +286,19 @@ def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
     (tmp_path / LOG).touch()
     did: list[str] = []
 
-    def start() -> None:
-        did.append("start")
-        (tmp_path / "rounds.jsonl").write_bytes(lines(1)[0])
+    class Stopped(Followed):
+        def submit(self) -> None:
+            did.append("start")
+            (tmp_path / "rounds.jsonl").write_bytes(lines(1)[0])
 
     told: list[RoundRecord | str] = []
-    complaint = (
-        rf"the server stopped after round 1 of 9 \({tmp_path}/server.log says more\); safa deploy local --resume"
-    )
+    complaint = rf"the server stopped after round 1 of 9 \(see {tmp_path}/server.log\); resume it with safa deploy local --resume"
     with pytest.raises(SafaError, match=complaint):
-        attend(
+        follow_run(
             tmp_path,
             Settings.of("boston", rounds=9),
             told.append,
-            start=start,
-            over=lambda: True,
+            server=Stopped(),
             also=lambda: did.append("also"),
             kind="local",
         )
@@ -307,21 +308,21 @@ def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
 
 def test_the_last_words_of_a_supernode(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert last_words(log) == ""
+    assert exit_reason(log) == ""
     said = "INFO : Starting Flower SuperNode\nFailed to initialize the connection to the SuperLink.\n"
     log.write_text(f"{said}[code: 2001] SuperNode authentication is enabled.\n")
-    assert last_words(log) == "the server wants a key"
+    assert exit_reason(log) == "the server wants a key"
     log.write_text("INFO : Starting Flower SuperNode\nINFO : SuperNode terminated gracefully.\nINFO: Shutting down\n")
-    assert last_words(log) == "the server does not take its signature: is its clock right, and its key not revoked?"
+    assert exit_reason(log) == "the server does not take its signature: is its clock right, and its key not revoked?"
     log.write_text(f"{said}something new\n")
-    assert last_words(log) == "something new"
+    assert exit_reason(log) == "something new"
     log.write_text(f"{said}[code: 2004] Failed.\nINFO : Starting Flower SuperNode\nINFO : terminated gracefully\n")
-    assert last_words(log) == ""
+    assert exit_reason(log) == ""
 
 
 def test_what_a_device_tells_the_server_is_found_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    said = Said(log)
+    said = ClientErrors(log)
     assert said.look() == []
     warning = "\x1b[93mWARNING \x1b[0m:   To the server: "
     log.write_text(f"INFO : received\n{warning}the disk is \x1b[1mfull\n{warning}the disk is \x1b[1mfull\n{warning}hal")
@@ -466,8 +467,8 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
     make_keys(tmp_path / "keys", hosts=[], clients=[])
     address = f"{LOOPBACK}:{free_port()}"
     assert unreachable(address, None) == "Connection refused"
-    with bound(LOOPBACK, int(address.rpartition(":")[2])) as door:
-        door.listen()
+    with bound_socket(LOOPBACK, int(address.rpartition(":")[2])) as listener:
+        listener.listen()
         assert unreachable(address, None) == ""
 
 
@@ -502,7 +503,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
     assert head.split() == ["round", "time,", "s", "picked", "undrafted", "refused", "clients", "loss", "accuracy"]
     shown = [int(row.split()[0]) for row in rows]
     assert shown in (list(range(kept + 1, 6)), list(range(kept, 6)))  # what was not whole is done again
-    assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model anew" in last
+    assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model again" in last
     run = load_run(folder)
     assert run.summary is not None
     assert [record.round for record in run.records()] == [1, 2, 3, 4, 5]
@@ -511,41 +512,41 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
     assert max(float((again[name] - own[name]).abs().max()) for name in own) <= 1e-6
     assert at_work_in(Path.cwd()) == []
     assert main(["deploy", "local", "--resume", folder]) == 2
-    assert "came to its end" in capsys.readouterr().err
+    assert "is finished" in capsys.readouterr().err
 
 
 def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("config.toml").write_text('task = "boston"\nrounds = 7\n[deploy]\nwire = "int8"\nttl_s = 5\n')
-    monkeypatch.setattr("safa.deploy.launcher.launch.run_local", lambda *_: None)
-    monkeypatch.setattr(commands._Show, "end", lambda *_: None)
+    Path("config.toml").write_text('task = "boston"\nrounds = 7\n[deploy]\ncodec = "int8"\nttl_s = 5\n')
+    monkeypatch.setattr("safa.cli.deploy.local.run_local", lambda *_: None)
+    monkeypatch.setattr(output._Show, "end", lambda *_: None)
     assert main(["deploy", "local", "--config", "config.toml", "--ttl", "9", "--clients", "3", "--out", "run"]) == 0
-    assert Options.read(Path("run/deploy.toml")) == Options(start_with=3, wire="int8", ttl_s=9)
+    assert Options.read(Path("run/deploy.toml")) == Options(start_with=3, codec="int8", ttl_s=9)
     assert load_run("run").settings == Settings.of("boston", rounds=7, clients=3)
     assert main(["run", "--config", "config.toml", "--no-train", "--quiet", "--out", "simulated"]) == 0
 
 
 def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ran: list[Path] = []
-    monkeypatch.setattr("safa.deploy.launcher.launch.run_server", lambda folder, _: ran.append(folder))
-    monkeypatch.setattr(commands._Show, "end", lambda *_: None)
+    monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda folder, _: ran.append(folder))
+    monkeypatch.setattr(output._Show, "end", lambda *_: None)
     make_keys("keys", hosts=[], clients=["ann"])
     port = str(free_port())
     server = ["deploy", "server", "boston", "--keys", "keys", "--host", LOOPBACK, "--port", port, "--out", "run"]
-    assert main([*server, "--rounds", "7", "--go-on"]) == 0
+    assert main([*server, "--rounds", "7", "--auto-resume"]) == 0
     assert Link.read(Path("run")) == Link(host=LOOPBACK, port=int(port), keys=str(Path("keys").resolve()))
-    assert main([*server, "--rounds", "7", "--go-on"]) == 0
-    assert main(["deploy", "server", "--go-on", "--out", "run"]) == 0
+    assert main([*server, "--rounds", "7", "--auto-resume"]) == 0
+    assert main(["deploy", "server", "--auto-resume", "--out", "run"]) == 0
     assert main(server) == 2
     Path("run/roster.json").write_text('[{"name": "ann", "size": 1.0, "details": {}}]')
-    assert main(["deploy", "server", "--resume", "run", "--pardon", "eve"]) == 2
-    assert "there is no client 'eve' to pardon in run" in capsys.readouterr().err
-    assert main(["deploy", "server", "--resume", "run", "--pardon", "ann"]) == 0
-    assert json.loads(Path("run/pardons.json").read_text()) == ["ann"]
+    assert main(["deploy", "server", "--resume", "run", "--unblock", "eve"]) == 2
+    assert "there is no client 'eve' to unblock in run" in capsys.readouterr().err
+    assert main(["deploy", "server", "--resume", "run", "--unblock", "ann"]) == 0
+    assert json.loads(Path("run/unblock.json").read_text()) == ["ann"]
     assert ran == [Path("run")] * 4
     assert main(["deploy", "local", "--resume", "run"]) == 2
     assert "was begun with safa deploy server, and goes on with that only" in capsys.readouterr().err
     Path("run/summary.json").write_text("{}")
-    assert main([*server, "--go-on"]) == 0  # so that a service manager stops starting it
+    assert main([*server, "--auto-resume"]) == 0  # so that a service manager stops starting it
     assert len(ran) == 4
 
 
@@ -556,7 +557,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
         ("boston --fraction 0.5", "fraction is 0.3 in run, and 0.5 is given"),
         ("mnist", "task is boston in run, and mnist is given"),
         ("--task digits", "task is boston in run, and digits is given"),
-        ("boston --wire int8", "wire is float32 in run, and int8 is given"),
+        ("boston --codec int8", "wire is float32 in run, and int8 is given"),
         ("--config other.toml", "lr is 0.0001 in run, and 0.5 is given"),
         ("--config deploy.toml", "ttl_s is 86400.0 in run, and 5 is given"),
         ("boston --port 1", "port is {port} in run, and 1 is given"),
@@ -564,13 +565,13 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
         ("boston --keys other", "keys is {cwd}/keys in run, and {cwd}/other is given"),
         ("boston --insecure", "run was begun with the keys in {cwd}/keys, and --insecure is given"),
         ("boston --set x=1", "there is no setting 'x'"),
-        ("boston --force", "--go-on goes on with the run in --out, and --force replaces it; give one of them"),
+        ("boston --force", "--auto-resume goes on with the run in --out, and --force replaces it; give one of them"),
     ],
 )
 def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
     given: str, complaint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("safa.deploy.launcher.launch.run_server", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda *_: pytest.fail("it went on"))
     port = free_port()
     link = Link(host=LOOPBACK, port=port, keys=str(Path("keys").resolve()))
     make_keys("keys", hosts=[], clients=["ann"])
@@ -578,7 +579,7 @@ def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
     Path("other.toml").write_text('task = "boston"\nrounds = 7\nlr = 0.5\n')
     Path("deploy.toml").write_text('task = "boston"\n[deploy]\nttl_s = 5\nwire = "float32"\n')
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    assert main(["deploy", "server", "--go-on", "--out", "run", *given.split()]) == 2
+    assert main(["deploy", "server", "--auto-resume", "--out", "run", *given.split()]) == 2
     said = capsys.readouterr().err
     assert said.startswith("safa: " + complaint.format(port=port, cwd=Path.cwd()))
     assert said.count("\n") == 1
@@ -594,7 +595,7 @@ def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest
         "local --resume local",
         "local boston --out local --force",
         "server --resume server",
-        "server --go-on --out server",
+        "server --auto-resume --out server",
         "server boston --insecure --host 127.0.0.1 --out server --force",
     ):
         folder = Path(command.split()[0])
@@ -614,7 +615,7 @@ def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest
         ("flower/link.json", "[]"),
         ("flower/link.json", '{"host": 5, "port": "x", "keys": null}'),
         ("flower/link.json", b"\xff\xfe"),
-        ("deploy.toml", "wire = "),
+        ("deploy.toml", "codec = "),
         ("deploy.toml", "ttl_s = 'soon'"),
         ("deploy.toml", b"\xff"),
         ("config.toml", "task = "),
@@ -653,13 +654,13 @@ def test_without_its_database_or_its_register_flower_begins_anew(file: str, cont
         database.execute("CREATE TABLE node (id)")
     (run / FLOWER / "registered.json").write_text('{"ann": {"node": "1", "key": "k"}}')
     (run / "nodes.json").write_text('{"1": "ann"}')
-    server = Server(Processes(), run, link)
-    server.goes_on = True
+    server = SuperLink(Processes(), run, link)
+    server.resumes = True
     if content is not None and file:
         (run / FLOWER / file).write_bytes(content)
     elif file:
         (run / FLOWER / file).unlink()
-    server._forget_what_is_damaged()
+    server._remove_damaged()
     there = [
         path.exists() for path in (run / FLOWER / "state.db", run / FLOWER / "registered.json", run / "nodes.json")
     ]
@@ -667,7 +668,7 @@ def test_without_its_database_or_its_register_flower_begins_anew(file: str, cont
     assert (run / FLOWER / "link.json").exists()
 
 
-@pytest.mark.parametrize("command", ["--resume run", "--go-on --out run"])
+@pytest.mark.parametrize("command", ["--resume run", "--auto-resume --out run"])
 def test_rounds_without_a_checkpoint_are_not_begun_anew(command: str, capsys: Capture) -> None:
     begin(Path("run"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
     Path("run/rounds.jsonl").write_bytes(b"".join(lines(3)))
@@ -682,7 +683,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(capsys: Capture, monkeypa
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "run/flower/home/config.toml")
 
-    monkeypatch.setattr("safa.deploy.launcher.launch.run_local", full)
+    monkeypatch.setattr("safa.cli.deploy.local.run_local", full)
     assert main(["deploy", "local", "boston", "--clients", "2", "--insecure", "--out", "run"]) == 2
     assert "safa: cannot read or write run/flower/home/config.toml: No space left" in capsys.readouterr().err
     assert write_fault(Path("run")) == ""
@@ -730,7 +731,7 @@ def test_two_commands_that_expel_at_once_lose_nobody() -> None:
         ("run eve", "there is no client 'eve' in run; there are ann, bob"),
         ("empty ann", "empty holds no run: there is no config.toml in it"),
         ("simulated ann", "simulated holds no run that was deployed"),
-        ("finished ann", "the run in finished came to its end"),
+        ("finished ann", "the run in finished is finished"),
     ],
 )
 def test_who_cannot_be_expelled(command: str, complaint: str, capsys: Capture) -> None:
@@ -761,7 +762,7 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ("deploy local", "name a task, one of boston"),
         ("deploy local boston --task mnist", "two tasks are named, boston and mnist"),
         ("deploy local boston --clients 0", "clients must be at least 1, not 0"),
-        ("deploy local boston --wire float8", "wire must be one of float32"),
+        ("deploy local boston --codec float8", "wire must be one of float32"),
         ("deploy local boston --start-with 6", "start_with is 6, but there are only 5 clients"),
         ("deploy local boston --no-train", "a deployment trains a model; rounds alone can only be simulated"),
         ("deploy local boston --preset paper", "the paper's habits (safa.paper.habits:AsPrinted) cannot be deployed"),
@@ -783,8 +784,8 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ("deploy server boston --keys old", "the certificate {cwd}/old/server.pem has expired on"),
         ("deploy server boston --keys k --port 0", "a port is a number from 1 to 65535, not 0"),
         ("deploy server boston --keys k --host 192.0.2.1", "no server can listen on 192.0.2.1, port 9092"),
-        ("deploy server boston --keys k --go-on", "--go-on needs --out"),
-        ("deploy server boston --keys k --pardon ann", "--pardon goes with --resume"),
+        ("deploy server boston --keys k --auto-resume", "--auto-resume needs --out"),
+        ("deploy server boston --keys k --unblock ann", "--unblock goes with --resume"),
         ("deploy server --resume used --port 1", "--resume takes everything from its folder"),
         ("deploy client --server h --name ann --state s --keys k", "--server needs HOST:PORT, not 'h'"),
         ("deploy client --server h:1 --name .x --state s --keys k", "a name starts with no dot"),
@@ -838,6 +839,9 @@ def test_without_flower_there_is_one_sentence(capsys: Capture, monkeypatch: pyte
 
 
 def test_the_command_line_does_without_flower_until_it_is_needed() -> None:
-    code = "import sys, safa.cli.program; safa.cli.program._parser(); print({'flwr', 'torch', 'cryptography'} & set(sys.modules))"
+    code = (
+        "import sys, safa.cli.program; safa.cli.program._parser(); "
+        "print({'flwr', 'torch', 'cryptography'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -25,9 +25,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from safa.deploy.exchange.messages import Failure, Introduction, Invitation, Post, written
+from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, Outgoing
 from safa.deploy.flower import mailbox as module
 from safa.deploy.flower.mailbox import Mailbox
+from safa.deploy.flower.records import to_records
 from safa.errors import SafaError
 
 RUN = 7
@@ -66,7 +67,7 @@ class SuperLink:
         for proto in request.messages_list:
             asked = proto.metadata
             name = f"node-{asked.dst_node_id}"
-            reply = Message(written(Introduction(name=name, size=1.0)), dst_node_id=1, message_type="query")
+            reply = Message(to_records(JoinReply(name=name, size=1.0)), dst_node_id=1, message_type="query")
             reply.metadata.__dict__["_reply_to_message_id"] = asked.message_id
             reply.metadata.__dict__["_message_id"] = reply.object_id
             self._replies[asked.message_id] = reply
@@ -131,11 +132,11 @@ def _mailbox(grid: HttpGrid, clock: Callable[[], float] = lambda: 0.0) -> Mailbo
 
 def _invite(box: Mailbox, *nodes: int) -> None:
     for node in nodes:
-        assert box.send(Post(node=node, letter=Invitation(deployment="d", config="")), group="1")
+        assert box.send(Outgoing(node=node, message=JoinRequest(deployment="d", config="")), group="1")
 
 
 def _heard(box: Mailbox) -> dict[int, Any]:
-    return {post.node: answer for post, answer in box.collect()}
+    return {outgoing.node: answer for outgoing, answer in box.collect()}
 
 
 def _times(count: int, status: int, route: str) -> Callable[[str, bytes], int]:
@@ -155,7 +156,7 @@ def test_an_error_of_the_superlink_is_waited_out_and_told_once(caplog: pytest.Lo
         told = [record.getMessage() for record in caplog.records if record.name == "safa.deploy"]
         assert told == ["the SuperLink fails (status 500); trying again for 120 s", "the SuperLink answers again"] * 2
         link.fails = _times(2, 500, "confirm-message-received")
-        assert isinstance(_heard(box)[1], Introduction)
+        assert isinstance(_heard(box)[1], JoinReply)
 
 
 def test_a_superlink_that_never_answers_ends_it_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_a_message_that_is_refused_is_not_the_end() -> None:
     link = SuperLink()
     with serving(link) as grid:
         link.fails = lambda *_: 400
-        assert not _mailbox(grid).send(Post(node=1, letter=Invitation(deployment="d", config="")), group="1")
+        assert not _mailbox(grid).send(Outgoing(node=1, message=JoinRequest(deployment="d", config="")), group="1")
 
 
 def test_a_reply_that_cannot_be_fetched_is_a_failure_of_its_client_alone() -> None:
@@ -199,7 +200,7 @@ def test_a_reply_that_cannot_be_fetched_is_a_failure_of_its_client_alone() -> No
         )
         first = _heard(box)
         assert list(first) == [2]
-        assert isinstance(first[2], Introduction)
+        assert isinstance(first[2], JoinReply)
         now[0] = 59.0
         assert _heard(box) == {}
         now[0] = 60.0
@@ -211,14 +212,14 @@ def test_a_reply_that_flower_itself_fails_to_read_does_not_hold_up_the_others() 
     with serving(link) as grid:
         box = _mailbox(grid, lambda: now[0])
         _invite(box, 1, 2, 3)
-        (poison,) = [key for key, post in box._posted.items() if post.node == 2]
+        (poison,) = [key for key, outgoing in box._sent.items() if outgoing.node == 2]
         link.fails = lambda path, body: 500 if path.endswith("pull-messages") and poison.encode() in body else 0
         assert _heard(box) == {}
         now[0] = 10.0
         heard = _heard(box)
         assert heard.pop(2) == Failure(why="Flower fails to hand out the reply")
         assert sorted(heard) == [1, 3]
-        assert all(isinstance(answer, Introduction) for answer in heard.values())
+        assert all(isinstance(answer, JoinReply) for answer in heard.values())
 
 
 def test_while_it_fails_at_all_replies_none_is_blamed_for_two_minutes() -> None:
@@ -236,7 +237,7 @@ def test_while_it_fails_at_all_replies_none_is_blamed_for_two_minutes() -> None:
 
 
 def test_a_reply_of_too_many_parts_is_refused_where_there_is_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "most_parts", lambda _: 3)
+    monkeypatch.setattr(module, "max_parts", lambda _: 3)
     link = SuperLink()
     with serving(link) as grid:
         box = _mailbox(grid)

@@ -1,4 +1,4 @@
-"""Letters arrive as they were written, and whatever else arrives is refused."""
+"""Messages arrive as they were to_records, and whatever else arrives is refused."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from safa.deploy.exchange.codec import KINDS, Kind, Parcel, pack
-from safa.deploy.exchange.messages import (
-    Failure,
-    Introduction,
-    Invitation,
-    Missing,
-    Order,
-    Update,
-    digest_of,
-    read_answer,
-    read_introduction,
-    read_invitation,
-    read_order,
-    written,
+from safa.deploy.exchange.codec import CODECS, CodecName, EncodedModel, encode
+from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, ModelMissing, TrainRequest, Update, digest_of
+from safa.deploy.exchange.screening import Rejected, RejectReason
+from safa.deploy.flower.records import (
+    read_join_reply,
+    read_join_request,
+    read_train_reply,
+    read_train_request,
+    to_records,
 )
-from safa.deploy.exchange.screening import Reason, Refused
 from safa.errors import SafaError
 
 MODEL = {
@@ -35,39 +29,45 @@ MODEL = {
 }
 
 
-def order(model: Parcel | None, wire: Any = "float32") -> Order:
-    return Order(deployment="d", attempt=1, version=2, digest="x", own=True, wire=wire, config="task = 1", model=model)
+def request(model: EncodedModel | None, codec: Any = "float32") -> TrainRequest:
+    return TrainRequest(
+        deployment="d", attempt=1, version=2, digest="x", own=True, codec=codec, config="task = 1", model=model
+    )
 
 
 def update(kind: Any = "float32") -> Update:
-    return Update(attempt=3, version=4, seconds=0.5, parcel=pack(MODEL, kind))
+    return Update(attempt=3, version=4, seconds=0.5, encoded=encode(MODEL, kind))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_letters_arrive_as_they_were_written(kind: Kind) -> None:
-    assert read_order(written(order(pack(MODEL, kind), kind))) == order(pack(MODEL, kind), kind)
-    assert read_order(written(order(None))) == order(None)
-    assert read_answer(written(update(kind))) == update(kind)
-    assert read_answer(written(Missing(attempt=5))) == Missing(attempt=5)
-    assert read_answer(written(Failure(why="no"))) == read_introduction(written(Failure(why="no"))) == Failure(why="no")
-    invitation, introduction = Invitation(deployment="d", config="c"), Introduction(name="ann", size=3.0)
-    assert read_invitation(written(invitation)) == invitation
-    assert read_introduction(written(introduction)) == introduction
-    detailed = Introduction(name="ann", size=3.0, details={"partition": 2})
-    assert read_introduction(written(detailed)) == detailed
+@pytest.mark.parametrize("kind", CODECS)
+def test_letters_arrive_as_they_were_written(kind: CodecName) -> None:
+    assert read_train_request(to_records(request(encode(MODEL, kind), kind))) == request(encode(MODEL, kind), kind)
+    assert read_train_request(to_records(request(None))) == request(None)
+    assert read_train_reply(to_records(update(kind))) == update(kind)
+    assert read_train_reply(to_records(ModelMissing(attempt=5))) == ModelMissing(attempt=5)
+    assert (
+        read_train_reply(to_records(Failure(why="no")))
+        == read_join_reply(to_records(Failure(why="no")))
+        == Failure(why="no")
+    )
+    invitation, introduction = JoinRequest(deployment="d", config="c"), JoinReply(name="ann", size=3.0)
+    assert read_join_request(to_records(invitation)) == invitation
+    assert read_join_reply(to_records(introduction)) == introduction
+    detailed = JoinReply(name="ann", size=3.0, details={"partition": 2})
+    assert read_join_reply(to_records(detailed)) == detailed
 
 
 def test_a_model_is_one_array_however_many_tensors_it_has() -> None:
-    assert [len(record) for record in written(update()).array_records.values()] == [1]
+    assert [len(record) for record in to_records(update()).array_records.values()] == [1]
 
 
 def test_what_a_server_of_another_version_says_is_an_error() -> None:
     with pytest.raises(SafaError, match="speaks another language"):
-        read_order(written(Invitation(deployment="d", config="c")))
+        read_train_request(to_records(JoinRequest(deployment="d", config="c")))
 
 
 def with_head(**changes: Any) -> RecordDict:
-    content = written(update())
+    content = to_records(update())
     head = content["safa"]
     assert isinstance(head, ConfigRecord)
     content["safa"] = ConfigRecord({key: value for key, value in {**head, **changes}.items() if value is not None})
@@ -79,7 +79,7 @@ def with_list(tensors: Any) -> RecordDict:
 
 
 def with_array(array: Array | None) -> RecordDict:
-    content = written(update())
+    content = to_records(update())
     if array is None:
         del content["model"]
     else:
@@ -91,7 +91,7 @@ def with_array(array: Array | None) -> RecordDict:
     "content",
     [
         RecordDict(),
-        RecordDict({"safa": ConfigRecord({"letter": "Order"})}),
+        RecordDict({"safa": ConfigRecord({"message": "TrainRequest"})}),
         with_head(attempt=None),
         with_head(attempt="1"),
         with_head(attempt=True),
@@ -115,10 +115,10 @@ def with_array(array: Array | None) -> RecordDict:
     ],
 )
 def test_whatever_else_arrives_is_refused(content: RecordDict) -> None:
-    answer = read_answer(content)
-    assert isinstance(answer, Refused)
-    assert answer.reason is Reason.UNREADABLE
-    assert isinstance(read_introduction(content), Refused)
+    answer = read_train_reply(content)
+    assert isinstance(answer, Rejected)
+    assert answer.reason is RejectReason.UNREADABLE
+    assert isinstance(read_join_reply(content), Rejected)
 
 
 def test_a_digest_tells_models_apart() -> None:

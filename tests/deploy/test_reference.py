@@ -10,13 +10,13 @@ import torch
 
 from safa.deploy.exchange.options import Options
 from safa.deploy.exchange.reference import Reference, reference, steps_of
-from safa.deploy.exchange.screening import Reason, Screening
+from safa.deploy.exchange.screening import RejectReason, Screening
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
 from safa.tasks import load_problem
 from safa.training import BatchedTrainer, Layout
 from safa.training.setup import make_optimiser, make_shards
-from tests.deploy.stage import Stage, apart, fed_again
+from tests.deploy.harness import Harness, apart, fed_again
 
 
 def test_more_steps_go_further_and_fewer_do_not_count_for_less() -> None:
@@ -65,15 +65,15 @@ def test_first_updates_are_judged_rightly_before_anybody_has_voted(
             base = {"row": start.numpy()}
             large = gate.judge(client, {"row": (start + 1000 * (update - start)).numpy()}, base, usual=usual)
             assert large is not None, (count, client)
-            assert large.reason is Reason.NORM
+            assert large.reason is RejectReason.NORM
             assert gate.judge(client, {"row": update.numpy()}, base, usual=usual) is None, (count, client)
 
 
 def test_a_small_fleet_is_protected_from_the_first_vote_on(tmp_path: Path) -> None:
     """Two clients never make a median of three; what the server has trained itself holds all the time."""
-    stage = Stage(tmp_path, {"clients": 2, "rounds": 5, "fraction": 1.0})
-    run = stage.play()
-    assert not stage.conductor.screening.has_median
+    harness = Harness(tmp_path, {"clients": 2, "rounds": 5, "fraction": 1.0})
+    run = harness.run()
+    assert not harness.coordinator.screening.has_median
     assert run.summary is not None
     assert run.summary["refusals"] == {}
     assert apart(fed_again(run), run.model()) <= 1e-6

@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
 from safa.errors import SafaError
-from safa.runs import RunWriter, load_run
-from tests.deploy.stage import Stage, apart, fed_again
+from safa.runs import load_run
+from safa.runs.storage import read_sealed, write_sealed
+from tests.deploy.harness import Harness, apart, fed_again
 
 Change = Callable[[dict[str, str], dict[str, torch.Tensor]], object]
 
 
-def stopped(tmp_path: Path, rounds: int = 3, **given: Any) -> Stage:
+def stopped(tmp_path: Path, rounds: int = 3, **given: Any) -> Harness:
     """A deployment that was stopped in the round after so many."""
-    stage = Stage(tmp_path, {"rounds": 6} | given)
-    stage.play(until=stage.in_round(rounds + 1))
-    stage.conductor.stop()
-    return stage
+    harness = Harness(tmp_path, {"rounds": 6} | given)
+    harness.run(until=harness.in_round(rounds + 1))
+    harness.coordinator.stop()
+    return harness
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -42,35 +43,35 @@ def is_turned_down(folder: Path) -> str:
     """Why a folder cannot be taken up; nothing in it has changed, and nothing is left open."""
     before = files(folder)
     with pytest.raises(SafaError) as refused:
-        Conductor(folder, now=0.0)
+        Coordinator(folder, now=0.0)
     assert files(folder) == before
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
-def goes_on(stage: Stage) -> None:
-    run = stage.play()
+def goes_on(harness: Harness) -> None:
+    run = harness.run()
     assert [record.round for record in run.records()] == list(range(1, 7))
     assert apart(fed_again(run), run.model()) <= 1e-6
 
 
 def test_there_is_a_checkpoint_before_the_first_round_opens(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, {"rounds": 6})
-    stage.play(until=stage.in_round(1))
+    harness = Harness(tmp_path, {"rounds": 6})
+    harness.run(until=harness.in_round(1))
     assert load_run(tmp_path / "run").load_checkpoint().state
-    stage.kill_server()
-    assert len(stage.conductor.attendance.roster) == 4, "who has enrolled is known"
-    goes_on(stage)
+    harness.kill_server()
+    assert len(harness.coordinator.membership.roster) == 4, "who has enrolled is known"
+    goes_on(harness)
 
 
 def test_rounds_without_a_checkpoint_are_not_thrown_away(tmp_path: Path) -> None:
-    stage = stopped(tmp_path)
+    harness = stopped(tmp_path)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     why = is_turned_down(tmp_path / "run")
     assert "holds 3 rounds and no checkpoint that can be used" in why
     assert "backup" in why
     assert "--force" in why
-    assert len(list(load_run(stage.folder / "run").records())) == 3
+    assert len(list(load_run(harness.folder / "run").records())) == 3
 
 
 def cut(content: bytes) -> bytes:
@@ -85,30 +86,30 @@ def flip(content: bytes) -> bytes:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    stage = stopped(tmp_path)
+    harness = stopped(tmp_path)
     newest = checkpoints(tmp_path / "run")[0]
     newest.write_bytes(damage(newest.read_bytes()))
-    stage.kill_server()
-    assert stage.conductor.protocol.round == 2
+    harness.kill_server()
+    assert harness.coordinator.protocol.round == 2
     warnings = [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
     assert any(newest.name in line for line in warnings)
     assert "round 3 is run again: the checkpoint was made after round 2" in warnings
-    goes_on(stage)
+    goes_on(harness)
 
 
 def test_rounds_that_are_run_again_are_told(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    stage = stopped(tmp_path, 2)
+    harness = stopped(tmp_path, 2)
     older = checkpoints(tmp_path / "run")[0]
     kept = older.read_bytes()
-    stage.kill_server()
-    stage.play(until=stage.in_round(5))
-    stage.conductor.stop()
+    harness.kill_server()
+    harness.run(until=harness.in_round(5))
+    harness.coordinator.stop()
     for path in checkpoints(tmp_path / "run"):
         path.unlink()
     older.write_bytes(kept)
-    stage.kill_server()
+    harness.kill_server()
     assert "rounds 3 to 4 are run again: the checkpoint was made after round 2" in log.text
-    goes_on(stage)
+    goes_on(harness)
 
 
 def test_both_checkpoints_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
@@ -121,26 +122,26 @@ def test_both_checkpoints_damaged_is_an_error_that_names_them(tmp_path: Path) ->
 
 
 def test_a_kill_between_a_rounds_record_and_its_checkpoint_is_mended(tmp_path: Path) -> None:
-    stage = stopped(tmp_path)
+    harness = stopped(tmp_path)
     checkpoints(tmp_path / "run")[0].unlink()
-    stage.kill_server()
-    assert stage.conductor.protocol.round == 2
-    goes_on(stage)
+    harness.kill_server()
+    assert harness.coordinator.protocol.round == 2
+    goes_on(harness)
 
 
 def test_a_last_round_that_is_lost_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
-    stage = stopped(tmp_path)
+    harness = stopped(tmp_path)
     rounds = tmp_path / "run" / "rounds.jsonl"
     rounds.write_bytes(b"".join(rounds.read_bytes().splitlines(keepends=True)[:2]))
-    stage.kill_server()
-    goes_on(stage)
+    harness.kill_server()
+    goes_on(harness)
 
 
 def inside(change: Callable[[dict[str, Any]], object]) -> Change:
     def changed(notes: dict[str, str], state: dict[str, torch.Tensor]) -> None:
-        kept = json.loads(notes["conductor"])
+        kept = json.loads(notes["coordinator"])
         change(kept)
-        notes["conductor"] = json.dumps(kept)
+        notes["coordinator"] = json.dumps(kept)
 
     return changed
 
@@ -159,10 +160,10 @@ def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda notes, state: notes.pop("conductor"),
+        lambda notes, state: notes.pop("coordinator"),
         lambda notes, state: notes.pop("protocol"),
-        lambda notes, state: notes.update(conductor="{"),
-        lambda notes, state: notes.update(conductor="[]"),
+        lambda notes, state: notes.update(coordinator="{"),
+        lambda notes, state: notes.update(coordinator="[]"),
         lambda notes, state: notes.update(protocol="[1]"),
         inside(lambda kept: kept.pop("roster")),
         inside(lambda kept: kept["roster"]["members"].pop()),
@@ -190,12 +191,10 @@ def tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 )
 def test_whatever_is_wrong_inside_a_checkpoint_is_one_sentence(tmp_path: Path, change: Change) -> None:
     stopped(tmp_path)
-    run = load_run(tmp_path / "run")
-    found = run.load_checkpoint()
-    change(found.notes, found.state)
-    writer = RunWriter.resume(run, found.rounds)
-    writer.checkpoint(found.rounds, found.state, found.notes)
-    writer.close()
+    newest = checkpoints(tmp_path / "run")[0]
+    notes, state = read_sealed(newest)
+    change(notes, state)
+    write_sealed(newest, state, notes)
     assert "checkpoint" in is_turned_down(tmp_path / "run") or "snapshot" in is_turned_down(tmp_path / "run")
 
 
@@ -229,10 +228,10 @@ def test_a_damaged_round_is_turned_down(tmp_path: Path) -> None:
 
 
 def test_names_of_nodes_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
-    stage = stopped(tmp_path)
+    harness = stopped(tmp_path)
     (tmp_path / "run" / "nodes.json").write_text("[1]")
-    conductor = Conductor(tmp_path / "run", now=0.0)
+    coordinator = Coordinator(tmp_path / "run", now=0.0)
     with pytest.raises(SafaError, match=r"nodes\.json does not say whose node is which"):
-        conductor.observe([1], now=1.0)
-    conductor.stop()
-    assert np.array_equal(conductor.protocol.sizes, stage.conductor.protocol.sizes)
+        coordinator.on_nodes([1], now=1.0)
+    coordinator.stop()
+    assert np.array_equal(coordinator.protocol.sizes, harness.coordinator.protocol.sizes)

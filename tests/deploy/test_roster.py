@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safa.deploy.exchange.roster import Enrolment, Roster, name_fault
-from safa.deploy.exchange.screening import Reason, Refused
+from safa.deploy.exchange.screening import Rejected, RejectReason
 from safa.errors import SafaError
 
 
@@ -69,8 +69,8 @@ def test_time_does_not_go_back() -> None:
 GOOD: dict[str, Any] = {"name": "ann", "size": 5.0, "node": 1, "details": None}
 
 
-BAD: dict[tuple[str, Reason], list[Any]] = {
-    ("name", Reason.NAME): [
+BAD: dict[tuple[str, RejectReason], list[Any]] = {
+    ("name", RejectReason.NAME): [
         "",
         "a" * 65,
         "a\nb",
@@ -84,9 +84,9 @@ BAD: dict[tuple[str, Reason], list[Any]] = {
         "\ud800",
         3,
     ],
-    ("size", Reason.SIZE): [0, -1, 1001, math.nan, math.inf, 10**5000, True, "5", None],
-    ("node", Reason.UNKNOWN_CLIENT): [None, "1", 1.0, True],
-    ("details", Reason.DETAILS): [[], {"a": []}, {1: 2}, {"a": math.nan}, {"a": 10**5000}, {"a": "b" * 1024}],
+    ("size", RejectReason.SIZE): [0, -1, 1001, math.nan, math.inf, 10**5000, True, "5", None],
+    ("node", RejectReason.UNKNOWN_CLIENT): [None, "1", 1.0, True],
+    ("details", RejectReason.DETAILS): [[], {"a": []}, {1: 2}, {"a": math.nan}, {"a": 10**5000}, {"a": "b" * 1024}],
 }
 
 
@@ -94,10 +94,10 @@ BAD: dict[tuple[str, Reason], list[Any]] = {
     ("change", "reason"),
     [({field: value}, reason) for (field, reason), values in BAD.items() for value in values],
 )
-def test_bad_input_is_refused_and_changes_nothing(change: dict[str, Any], reason: Reason) -> None:
+def test_bad_input_is_refused_and_changes_nothing(change: dict[str, Any], reason: RejectReason) -> None:
     people = roster()
     refused = people.enrol(**(GOOD | change), now=0.0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert refused.reason is reason
     assert len(refused.why) < 600
     assert refused.why.isprintable()
@@ -114,8 +114,8 @@ def test_a_full_roster_takes_back_whom_it_knows() -> None:
     people.enrol("ann", 5, 1, now=0.0)
     people.leave("ann")
     refused = people.enrol("bob", 5, 2, now=0.0)
-    assert isinstance(refused, Refused)
-    assert refused.reason is Reason.FULL
+    assert isinstance(refused, Rejected)
+    assert refused.reason is RejectReason.FULL
     assert isinstance(people.enrol("ann", 5, 2, now=0.0), Enrolment)
 
 
@@ -172,13 +172,13 @@ def test_an_expelled_name_is_free_for_a_new_client_once_it_is_pardoned() -> None
     assert (people[0].expelled, people[0].node, people[0].present) == (True, None, False)
     for name, node in (("ann", 3), ("eve", 1)):  # neither the name nor the node
         refused = people.enrol(name, 7, node, now=1.0)
-        assert isinstance(refused, Refused)
-        assert refused.reason is Reason.EXPELLED
+        assert isinstance(refused, Rejected)
+        assert refused.reason is RejectReason.EXPELLED
     again = roster()
     again.restore(json.loads(json.dumps(people.snapshot())), now=9.0)
     assert again.expelled == ["ann"]
     assert again[1].last_seen_s == 9.0
-    assert [again.pardon("ann"), again.pardon("ann")] == [True, False]
+    assert [again.unblock("ann"), again.unblock("ann")] == [True, False]
     assert again.enrol("ann", 7, 1, now=10.0) == Enrolment(2, True, False, None)
     assert again[2].size == 7.0
     third = roster()
@@ -191,7 +191,7 @@ def test_an_expelled_client_that_was_away_is_expelled_all_the_same() -> None:
     people.enrol("ann", 5, 1, now=0.0)
     people.leave("ann")
     assert people.expel("ann") == 0
-    assert isinstance(people.enrol("ann", 5, 1, now=1.0), Refused)
+    assert isinstance(people.enrol("ann", 5, 1, now=1.0), Rejected)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"members": [{"name": "ann"}]}, {"members": 3}, {"members": []}])

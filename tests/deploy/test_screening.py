@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from safa.deploy.exchange.screening import Reason, Refused, Screen, Screening, norm_of_change, shown
+from safa.deploy.exchange.screening import Rejected, RejectReason, Screen, Screening, delta_norm, shown
 from safa.errors import SafaError
 
 Tensors = dict[str, NDArray[Any]]
@@ -25,10 +25,10 @@ def update(norm: float, **changed: NDArray[Any]) -> Tensors:
 
 
 def screening(**settings: Any) -> Screening:
-    return Screening(Screen(**{"max_bytes": 100, "refusals_allowed": 1000} | settings))
+    return Screening(Screen(**{"max_bytes": 100, "rejections_allowed": 1000} | settings))
 
 
-def reason(refused: Refused | None) -> Reason | None:
+def reason(refused: Rejected | None) -> RejectReason | None:
     return refused and refused.reason
 
 
@@ -36,20 +36,20 @@ def reason(refused: Refused | None) -> Reason | None:
     ("change", "expected"),
     [
         ({}, None),
-        ({"client": None}, Reason.UNKNOWN_CLIENT),
-        ({"asked": False}, Reason.NOT_ASKED),
+        ({"client": None}, RejectReason.UNKNOWN_CLIENT),
+        ({"asked": False}, RejectReason.NOT_ASKED),
         ({"size_bytes": 100}, None),
-        ({"size_bytes": 101}, Reason.TOO_LARGE),
-        ({"version": 6}, Reason.FUTURE_VERSION),
-        ({"version": 10**5000}, Reason.FUTURE_VERSION),
-        ({"version": 2}, Reason.UNKNOWN_VERSION),
-        ({"version": -1}, Reason.UNKNOWN_VERSION),
-        ({"version": "3"}, Reason.UNKNOWN_VERSION),
-        ({"version": 3.0}, Reason.UNKNOWN_VERSION),
-        ({"version": True, "held": {1}}, Reason.UNKNOWN_VERSION),
+        ({"size_bytes": 101}, RejectReason.TOO_LARGE),
+        ({"version": 6}, RejectReason.FUTURE_VERSION),
+        ({"version": 10**5000}, RejectReason.FUTURE_VERSION),
+        ({"version": 2}, RejectReason.UNKNOWN_VERSION),
+        ({"version": -1}, RejectReason.UNKNOWN_VERSION),
+        ({"version": "3"}, RejectReason.UNKNOWN_VERSION),
+        ({"version": 3.0}, RejectReason.UNKNOWN_VERSION),
+        ({"version": True, "held": {1}}, RejectReason.UNKNOWN_VERSION),
     ],
 )
-def test_the_first_door(change: dict[str, Any], expected: Reason | None) -> None:
+def test_the_first_door(change: dict[str, Any], expected: RejectReason | None) -> None:
     gate = screening()
     given = {"client": 7} | GOOD | change
     assert reason(gate.admit(**given)) is expected
@@ -61,18 +61,18 @@ def test_the_first_door(change: dict[str, Any], expected: Reason | None) -> None
     [
         (update(1), None),
         (update(10), None),
-        (update(10.5), Reason.NORM),
-        (update(3e38), Reason.NORM),
-        (update(math.nan), Reason.NOT_FINITE),
-        (update(-math.inf), Reason.NOT_FINITE),
-        (update(1, w=np.zeros(5, np.float32)), Reason.SHAPES),
-        (update(1, more=np.zeros(1)), Reason.SHAPES),
-        ({"w": BASE["w"]}, Reason.SHAPES),
-        (update(1, w=np.zeros(4)), Reason.DTYPES),
-        (Refused(Reason.UNREADABLE, "w has no bytes"), Reason.UNREADABLE),
+        (update(10.5), RejectReason.NORM),
+        (update(3e38), RejectReason.NORM),
+        (update(math.nan), RejectReason.NOT_FINITE),
+        (update(-math.inf), RejectReason.NOT_FINITE),
+        (update(1, w=np.zeros(5, np.float32)), RejectReason.SHAPES),
+        (update(1, more=np.zeros(1)), RejectReason.SHAPES),
+        ({"w": BASE["w"]}, RejectReason.SHAPES),
+        (update(1, w=np.zeros(4)), RejectReason.DTYPES),
+        (Rejected(RejectReason.UNREADABLE, "w has no bytes"), RejectReason.UNREADABLE),
     ],
 )
-def test_the_second_door(sent: Tensors | Refused, expected: Reason | None) -> None:
+def test_the_second_door(sent: Tensors | Rejected, expected: RejectReason | None) -> None:
     gate = screening(norm_bound=10.0)
     assert reason(gate.judge(7, sent, BASE)) is expected
     assert gate.counts_of(7) == ({expected: 1} if expected else {})
@@ -82,13 +82,13 @@ def test_the_second_door(sent: Tensors | Refused, expected: Reason | None) -> No
 def test_a_norm_beyond_all_bounds_is_refused_without_a_bound() -> None:
     base = {"w": np.zeros(2)}
     found = screening().judge(0, {"w": np.array([1e300, 1e300])}, base)
-    assert found == (Reason.NORM, "the norm of its change is inf; it must be finite")
+    assert found == (RejectReason.NORM, "the norm of its change is inf; it must be finite")
 
 
 def test_the_norm_counts_floating_tensors_from_the_base() -> None:
     moved = {"w": np.array([3.0, 0, 0, 0], np.float32), "b": np.float32(4.0) + BASE["b"], "steps": np.array(9**9)}
-    assert norm_of_change(moved, BASE) == 5.0
-    assert norm_of_change(moved, moved) == 0.0
+    assert delta_norm(moved, BASE) == 5.0
+    assert delta_norm(moved, moved) == 0.0
 
 
 def test_a_refusal_changes_nothing_but_the_counters() -> None:
@@ -106,24 +106,24 @@ def test_a_refusal_changes_nothing_but_the_counters() -> None:
 
 
 def test_refused_n_times_in_a_row_is_set_aside_until_pardoned() -> None:
-    gate = screening(norm_bound=1.0, refusals_allowed=3)
+    gate = screening(norm_bound=1.0, rejections_allowed=3)
     for norm in (2, 2, 1, 2, 2):  # the good one starts the count again
         gate.judge(4, update(norm), BASE)
-    assert gate.set_aside == []
+    assert gate.blocked == []
     gate.judge(4, update(2), BASE)
-    assert gate.set_aside == [4]
-    assert reason(gate.admit(4, **GOOD)) is Reason.SET_ASIDE
+    assert gate.blocked == [4]
+    assert reason(gate.admit(4, **GOOD)) is RejectReason.BLOCKED
     assert gate.admit(5, **GOOD) is None
-    gate.pardon(4)
-    gate.pardon(99)
+    gate.unblock(4)
+    gate.unblock(99)
     assert gate.admit(4, **GOOD) is None
-    assert gate.counts == {Reason.NORM: 5, Reason.SET_ASIDE: 1}
+    assert gate.counts == {RejectReason.NORM: 5, RejectReason.BLOCKED: 1}
 
 
 def test_nobody_is_set_aside_for_what_strangers_send() -> None:
-    gate = screening(refusals_allowed=1)
+    gate = screening(rejections_allowed=1)
     gate.admit(None, **GOOD)
-    assert gate.set_aside == []
+    assert gate.blocked == []
 
 
 # -- the median ------------------------------------------------------------------------------------------------------
@@ -136,20 +136,22 @@ def test_the_median_binds_after_the_warm_up_and_never_loosens_the_operators_boun
     assert gate.norm_limit == 50.0
     gate.judge(2, update(10.0), BASE)
     assert gate.norm_limit == 20.0
-    assert reason(gate.judge(3, update(21.0), BASE)) is Reason.NORM
+    assert reason(gate.judge(3, update(21.0), BASE)) is RejectReason.NORM
     assert gate.judge(3, update(20.0), BASE) is None
 
 
 def test_before_there_is_a_median_the_usual_norm_stands_in_for_it() -> None:
     gate = screening(norm_multiple=2.0, warm_up=3)
-    assert reason(gate.judge(0, update(10.5), BASE, usual=5.0)) is Reason.NORM
+    assert reason(gate.judge(0, update(10.5), BASE, usual=5.0)) is RejectReason.NORM
     assert gate.judge(0, update(10.0), BASE, usual=5.0) is None
     assert gate.judge(1, update(1.0), BASE, usual=5.0) is None
     assert not gate.has_median
     assert gate.judge(2, update(1.0), BASE, usual=5.0) is None
     assert gate.has_median
-    assert reason(gate.judge(3, update(2.5), BASE, usual=5.0)) is Reason.NORM, "from now on, the votes count"
-    assert reason(screening(norm_multiple=2.0, norm_bound=3.0).judge(0, update(4), BASE, usual=9.0)) is Reason.NORM
+    assert reason(gate.judge(3, update(2.5), BASE, usual=5.0)) is RejectReason.NORM, "from now on, the votes count"
+    assert (
+        reason(screening(norm_multiple=2.0, norm_bound=3.0).judge(0, update(4), BASE, usual=9.0)) is RejectReason.NORM
+    )
 
 
 def test_an_expelled_client_has_no_vote() -> None:
@@ -202,16 +204,16 @@ def test_a_median_of_zero_binds_nobody() -> None:
 
 
 def test_a_snapshot_survives_json_and_decides_alike() -> None:
-    gate, other = (screening(norm_multiple=2.0, warm_up=2, refusals_allowed=3) for _ in range(2))
+    gate, other = (screening(norm_multiple=2.0, warm_up=2, rejections_allowed=3) for _ in range(2))
     for client, norm in ((0, 1), (1, 2), (0, 50), (2, 70), (2, 70), (2, 70)):
         gate.judge(client, update(norm), BASE)
     gate.admit(None, **GOOD)
     other.restore(json.loads(json.dumps(gate.snapshot())))
     assert other.snapshot() == gate.snapshot()
-    assert other.set_aside == [2]
+    assert other.blocked == [2]
     assert other.norm_limit == gate.norm_limit
     assert other.counts == gate.counts
-    assert all(isinstance(reason, Reason) for reason in other.counts)
+    assert all(isinstance(reason, RejectReason) for reason in other.counts)
 
 
 def test_a_smaller_window_keeps_the_latest_votes() -> None:
@@ -222,7 +224,7 @@ def test_a_smaller_window_keeps_the_latest_votes() -> None:
     assert smaller.snapshot()["norms"] == [[4, 4.0], [5, 5.0]]
 
 
-@pytest.mark.parametrize("wrong", [{}, {"norms": 3}, {"norms": [], "in_a_row": [], "set_aside": [], "counts": [[1]]}])
+@pytest.mark.parametrize("wrong", [{}, {"norms": 3}, {"norms": [], "in_a_row": [], "blocked": [], "counts": [[1]]}])
 def test_another_snapshot_is_an_error_and_changes_nothing(wrong: dict[str, Any]) -> None:
     gate = screening()
     gate.judge(0, update(1), BASE)
@@ -237,7 +239,7 @@ def test_another_snapshot_is_an_error_and_changes_nothing(wrong: dict[str, Any])
     [
         ({"max_bytes": 0}, "max_bytes must be above 0, not 0"),
         ({"norm_bound": math.nan}, "norm_bound must be above 0, not nan"),
-        ({"refusals_allowed": 0}, "refusals_allowed must be above 0, not 0"),
+        ({"rejections_allowed": 0}, "rejections_allowed must be above 0, not 0"),
         ({"window": 5, "warm_up": 6}, r"warm_up must be at most window \(5\), not 6"),
     ],
 )

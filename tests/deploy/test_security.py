@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from safa import Settings
+from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import Options
+from safa.deploy.flower.internals import environment
+from safa.deploy.flower.ports import LOOPBACK, free_port
 from safa.deploy.launcher import launch
+from safa.deploy.launcher.checks import check_keys, unreachable
 from safa.deploy.launcher.keys import make_keys
-from safa.deploy.launcher.launch import FLOWER, Link, Server, begin, check_keys, unreachable
-from safa.deploy.launcher.processes import LOOPBACK, Node, Processes, environment, family, free_port
-from safa.deploy.launcher.watch import finished_rounds
+from safa.deploy.launcher.link import FLOWER, Link, begin
+from safa.deploy.launcher.node import Node
+from safa.deploy.launcher.processes import Processes, process_tree
+from safa.deploy.launcher.superlink import SuperLink
 from safa.errors import SafaError
 
 _CONNECTED, _RETRIES, _VERIFY = "SuperNode ID:", "Connection attempt failed", "certificate verify failed"
@@ -36,7 +41,7 @@ def text(log: Path) -> str:
 
 
 def answer(port: int, path: str, ca: Path) -> int:
-    """The status that a door answers a request with."""
+    """The status that a listener answers a request with."""
     try:
         request = urllib.request.Request(f"https://{LOOPBACK}:{port}{path}", method="POST", data=b"")
         with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=str(ca))) as reply:
@@ -53,7 +58,7 @@ class Trial:
         link = Link(host=LOOPBACK, port=free_port(), keys=str(keys))
         begin(folder, settings, Options(), link)
         self.processes, self.folder, self.keys = processes, folder, keys
-        self.server = Server(processes, folder, link)
+        self.server = SuperLink(processes, folder, link)
         self.server.open()
 
     def node(self, name: str, *, as_: str = "", ca: Path | None = None, key: Path | None = None) -> Node:
@@ -95,14 +100,14 @@ def test_only_a_known_key_over_a_trusted_line_gets_in(tmp_path: Path, monkeypatc
         assert unreachable(plain.server, ca) == ""
         wait_for(lambda: text(plain.log).count(_RETRIES) > 1, plain.log)
         assert _CONNECTED not in text(plain.log)
-        processes.stop([retrying], patience_s=5)
+        processes.stop([retrying], timeout_s=5)
 
         log = trial.folder / "server.log"
         wait_for(lambda: finished_rounds(trial.folder) > 0 and "bob is new" in text(log), log, ann.log, bob.log)
         assert _CONNECTED in text(ann.log)
         assert {line.split()[2] for line in text(log).splitlines() if " is new" in line} == {"ann", "bob"}
 
-        # Devices' door leads to nothing else: no registering of keys, no code of one's own, no list of who is there.
+        # The public port serves nothing else: no registering of keys, no starting of runs, no list of nodes.
         for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
             assert answer(trial.server.port, path, ca) == 404
         assert answer(trial.server.inner_port, "/v1/control/register-node", ca) != 404
@@ -124,4 +129,4 @@ def test_only_a_known_key_over_a_trusted_line_gets_in(tmp_path: Path, monkeypatc
         assert "certificate has expired" in unreachable(f"{LOOPBACK}:{other.server.port}", expired / "ca.crt")
         late = other.node("ann", ca=expired / "ca.crt", key=expired / "clients" / "ann.key")
         other.refused(late, "certificate has expired")
-    assert family(processes.token) == set()
+    assert process_tree(processes.token) == set()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from safa.deploy.exchange.messages import Failure, read_answer, read_introduction
+from safa.deploy.exchange.messages import Failure
 from safa.deploy.exchange.text import printable
+from safa.deploy.flower.records import read_join_reply, read_train_reply
 from safa.deploy.flower.server_app import _logged
 
 NASTY = "no\n2026-01-01T00:00:00Z INFO all is well\r\x1b[2J\x1b]0;title\x07 \u202eevil\u2066 \u200b\ud800\x85\u2028\x00"
@@ -26,10 +27,10 @@ def test_what_is_not_plainly_visible_is_written_as_an_escape() -> None:
     assert printable("Zoë, 機器一: n_k = 3") == "Zoë, 機器一: n_k = 3"
 
 
-@pytest.mark.parametrize("read", [read_answer, read_introduction])
+@pytest.mark.parametrize("read", [read_train_reply, read_join_reply])
 def test_why_a_device_failed_is_one_printable_line_of_bounded_length(read: object) -> None:
     why = (NASTY.replace("\ud800", "") * 100)[:20_000]
-    content = RecordDict({"safa": ConfigRecord({"letter": "Failure", "why": why})})
+    content = RecordDict({"safa": ConfigRecord({"message": "Failure", "why": why})})
     failure = read(content)  # type: ignore[operator]
     assert isinstance(failure, Failure)
     assert failure.why.isprintable()

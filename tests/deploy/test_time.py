@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.flower import server_app
-from tests.deploy.stage import Stage, apart, fed_again, prepare
+from tests.deploy.harness import Harness, apart, fed_again, prepare
 
 
 class _Over(Exception):  # noqa: N818
@@ -38,56 +38,56 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stepping")
 def test_the_server_app_passes_a_clock_that_does_not_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path / "run", {}, {"poll_s": 0.001})
-    conductor = Conductor(tmp_path / "run", now=time.monotonic())
+    coordinator = Coordinator(tmp_path / "run", now=time.monotonic())
     heard: list[float] = []
-    observe = conductor.observe
+    on_nodes = coordinator.on_nodes
 
     def noted(nodes: Any, *, now: float) -> None:
         heard.append(now)
         if len(heard) == 20:
             raise _Over
-        observe(nodes, now=now)
+        on_nodes(nodes, now=now)
 
-    monkeypatch.setattr(conductor, "observe", noted)
+    monkeypatch.setattr(coordinator, "on_nodes", noted)
     began = time.monotonic()
     with pytest.raises(_Over):
-        server_app.conduct(conductor, cast(Any, _EmptyGrid()))
+        server_app.coordinate(coordinator, cast(Any, _EmptyGrid()))
     assert len(heard) == 20
     assert all(began <= one <= other <= time.monotonic() for one, other in pairwise(heard))
 
 
 def test_steps_of_the_wall_clock_change_no_round(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    steady = Stage(tmp_path / "steady", {"rounds": 5}).play()
+    steady = Harness(tmp_path / "steady", {"rounds": 5}).run()
     request.getfixturevalue("stepping")
-    stepped = Stage(tmp_path / "stepped", {"rounds": 5}).play()
+    stepped = Harness(tmp_path / "stepped", {"rounds": 5}).run()
     one, other = ([record.to_json() for record in run.records()] for run in (steady, stepped))
     assert one == other
 
 
 def test_a_clock_that_goes_back_or_stands_still_does_no_harm(tmp_path: Path) -> None:
     """Whatever clock is passed: it never goes back inside."""
-    stage = Stage(tmp_path, {"rounds": 5})
-    stage.play(until=stage.in_round(2))
-    stage.now -= 900.0
+    harness = Harness(tmp_path, {"rounds": 5})
+    harness.run(until=harness.in_round(2))
+    harness.now -= 900.0
     for _ in range(10):
-        stage.step()
-    stage.now += 900.0
-    run = stage.play()
+        harness.step()
+    harness.now += 900.0
+    run = harness.run()
     assert apart(fed_again(run), run.model()) <= 1e-6
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
 def test_a_restart_goes_on_in_time_whatever_its_clock_says(tmp_path: Path, jump: float) -> None:
     """The clock of another process, or of the machine after a boot, has nothing to do with that of the last one."""
-    stage = Stage(tmp_path, {"rounds": 6}, {"leave_after_s": 100.0})
-    stage.play(until=stage.in_round(3))
-    stage.now += jump
-    stage.kill_server()
-    stage.play(until=stage.in_round(5))
-    stage.now -= jump / 2
-    stage.kill_server()
-    assert len(stage.conductor.attendance.roster.present) == 4, "known clients count as just seen"
-    run = stage.play()
+    harness = Harness(tmp_path, {"rounds": 6}, {"leave_after_s": 100.0})
+    harness.run(until=harness.in_round(3))
+    harness.now += jump
+    harness.kill_server()
+    harness.run(until=harness.in_round(5))
+    harness.now -= jump / 2
+    harness.kill_server()
+    assert len(harness.coordinator.membership.roster.present) == 4, "known clients count as just seen"
+    run = harness.run()
     records = list(run.records())
     times = [at_s for record in records for at_s in (record.opened_s, *record.arrival_s, record.closed_s)]
     assert times == sorted(times)

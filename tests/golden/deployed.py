@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import safa
-from tests.deploy.stage import Stage
+from tests.deploy.harness import Harness
 
 __all__ = ["DEPLOYED", "deploy"]
 
@@ -26,4 +26,4 @@ DEPLOYED: dict[str, dict[str, Any]] = {
 
 def deploy(name: str, folder: Path) -> safa.Run:
     """Run a case to its end in a new folder."""
-    return Stage(folder, _SHARED | DEPLOYED[name], delays_s=_DELAYS_S).play()
+    return Harness(folder, _SHARED | DEPLOYED[name], delays_s=_DELAYS_S).run()

@@ -24,12 +24,12 @@ import pytest
 from safa import Settings, load_run, simulate
 from safa.cli import program as cli
 from safa.cli.program import main
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
 from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, run_to_end
 from safa.report import read_table
 from safa.runs import RunWriter
-from tests.deploy.stage import Stage
+from tests.deploy.harness import Harness
 
 MUTATIONS = 2100
 """How often a file is damaged, over all folders."""
@@ -62,10 +62,10 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     values = ["--clients", "3", "--rounds", "2", "--fraction", "0.3,0.5", "--seed", "0,1", "--workers", "1", "--quiet"]
     assert main(["sweep", "boston", "--no-train", *values, "--out", str(base / "sweep")]) == 0
     given = {"clients": 3, "rounds": 3}
-    Stage(base / "deployed", given).play()
-    stage = Stage(base / "halted", given)
-    stage.play(until=stage.in_round(3))
-    stage.conductor.stop()
+    Harness(base / "deployed", given).run()
+    harness = Harness(base / "halted", given)
+    harness.run(until=harness.in_round(3))
+    harness.coordinator.stop()
     return {
         "run": base / "run",
         "fedbuff": base / "fedbuff",
@@ -228,7 +228,7 @@ def load(folder: Path) -> tuple[int, str]:
 def conduct(folder: Path) -> tuple[int, str]:
     """Go on with a deployment, up to its first round."""
     try:
-        Conductor(folder, now=0.0).stop()
+        Coordinator(folder, now=0.0).stop()
     except SafaError as problem:
         return 2, f"safa: {problem}\n"
     return 0, ""

@@ -1,7 +1,7 @@
 """The mechanism that all protocols share; their rules are in the files beside this one.
 
 A protocol is a pure state machine over arrays with one element per client. It reads no clock, draws no random number
-and holds no model: time, random numbers and estimates are arguments, and what comes out is a `RoundRecord`. A round goes
+and holds no model: time, random numbers and estimates are arguments, and it yields a `RoundRecord`. A round goes
 
     open_round  ->  receive, receive, ...  ->  close_round
 

@@ -58,8 +58,8 @@ ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
 _DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
 _FILES = (
-    "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "pardons.json",
-    "expel.json", "expel.taken.json", "server.log", "lock", _TABLE, _CONFIG,
+    "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
+    "expel.json", "expel.applying.json", "server.log", "lock", _TABLE, _CONFIG,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
 _LARGEST = 1e300  # no number in a file is larger

@@ -54,7 +54,9 @@ class Server:
         notes: Callable[[], Mapping[str, str]] = dict,
         repeats: bool = False,
     ) -> None:
-        """`inbox` is where received updates go, if clients are not simulated. `notes` gives what else a checkpoint is to hold, as text by name.
+        """`inbox` is where received updates go, if clients are not simulated.
+
+        `notes` gives what else a checkpoint is to hold, as text by name.
 
         `repeats` says that rounds before a checkpoint are simulated again, so that none has to hold the protocol.
         """

@@ -1,14 +1,14 @@
-"""One device: it says who it is, and trains when it is told to. Knows nothing of how letters travel.
+"""One device: it joins a run, and trains when it is asked to. Knows nothing of how messages are transported.
 
-**It may be switched off at any moment.** What it is at work on stands in one file of its folder, `state.safetensors`:
-the model that it started from, the model so far, and what the optimiser remembers. A device that comes back and gets
-the same order again goes on where it was, and its update is the same to the last bit. Once it has finished, the same
-order is answered without any work. Whether an order is the same, the digest of its start model decides.
+**It may be switched off at any moment.** The training in progress stands in one file of its folder,
+`state.safetensors`: the base model, the model so far, and the state of the optimiser. A device that is started again
+and gets the same request resumes from there, and its update is the same to the last bit. A finished request is answered
+again without any training. Two requests are the same if the digests of their base models are.
 
-**Whose word counts.** The settings are the server's. What is imported and which data are read is for the device to say:
-without a word from its owner it knows the built-in tasks alone.
+**What the server decides.** The settings are the server's. Which code is imported and which data are read is decided on
+the device: without a task of its own it accepts the built-in tasks alone.
 
-torch is loaded only where it is needed, because Flower handles every letter in a new process.
+torch is loaded only where it is needed, because Flower handles every message in a new process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.deploy.exchange.codec import change, like, pack, unpack
-from safa.deploy.exchange.messages import Failure, Introduction, Invitation, Missing, Order, Update, digest_of
-from safa.deploy.exchange.screening import Refused
+from safa.deploy.exchange.codec import decode, delta, encode, spec_of
+from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, ModelMissing, TrainRequest, Update, digest_of
+from safa.deploy.exchange.screening import Rejected
 from safa.errors import SafaError
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "Device"]
 
 FILE = "state.safetensors"
-"""Where a device keeps what it is at work on, in its folder."""
+"""The training in progress, in the folder of a device."""
 
 
 @dataclass(kw_only=True)
 class _Job:
-    """An order that was taken: enough to go on with it, or to answer it once more."""
+    """A request that was accepted: enough to resume it, or to answer it again."""
 
     deployment: str
     version: int
@@ -55,7 +55,7 @@ class _Job:
     base: Tensor
     """The model to start from, as a row."""
     training: dict[str, Tensor] = field(default_factory=dict)
-    """What `Attempt.state` says; empty before it was begun."""
+    """`Attempt.state()`; empty before the training has begun."""
     seconds: float = 0.0
     """How long it has been worked on."""
     finished: bool = False
@@ -77,41 +77,41 @@ class Device:
         """`task` is the only one that it will train, and may be one's own; without, any that is built in.
 
         Its data are the part `partition` of the task's, as a simulation deals them; without, all that the task has.
-        `pause_s` makes it slow: so many seconds are added to every order, spread over its epochs. While it trains, its
-        state is written after an epoch if it was not in the last `save_every_s` seconds.
+        `pause_s` makes it slow: so many seconds are added to every request, spread over its epochs. While it trains,
+        its state is written after an epoch if it was not in the last `save_every_s` seconds.
         """
         self.name, self._path = name, state / FILE
         self._task, self._partition = task, partition
         self._pause_s, self._save_every_s = pause_s, save_every_s
 
-    def introduce(self, invitation: Invitation) -> Introduction | Failure:
-        """Say who it is and how much data it has."""
+    def join(self, request: JoinRequest) -> JoinReply | Failure:
+        """Reply with its name and the size of its data."""
         try:
-            settings = self._settings(invitation.config)
+            settings = self._settings(request.config)
             size = len(self._shard(settings, load_problem(settings.task)))
-        except SafaError as wrong:
-            return Failure(why=str(wrong))
+        except SafaError as error:
+            return Failure(why=str(error))
         details = {} if self._partition is None else {"partition": self._partition}
-        return Introduction(name=self.name, size=float(size), details=details)
+        return JoinReply(name=self.name, size=float(size), details=details)
 
-    def work(self, order: Order) -> Update | Missing | Failure:
-        """Train as ordered, or go on with it, or answer once more what was finished."""
+    def train(self, request: TrainRequest) -> Update | ModelMissing | Failure:
+        """Train as requested, from where it was interrupted, or answer again what is finished."""
         from safa.training import Layout
 
         try:
-            settings = self._settings(order.config)
+            settings = self._settings(request.config)
             problem = load_problem(settings.task)
             layout = Layout(problem.start_model(settings.seed))
-            job = self._job(order, layout)
+            job = self._job(request, layout)
             if job is None:
-                return Missing(attempt=order.attempt)
+                return ModelMissing(attempt=request.attempt)
             if not job.finished:
                 self._train(job, settings, problem)
-            return _update(order, job, layout)
-        except SafaError as wrong:
-            return Failure(why=str(wrong))
+            return _update(request, job, layout)
+        except SafaError as error:
+            return Failure(why=str(error))
 
-    # -- what the server says, and what is the device's own ----------------------------------------------------------
+    # -- settings of the server, and data of the device ------------------------------------------------------------
 
     def _settings(self, config: str) -> Settings:
         """The server's settings, if this device can take part in such a run."""
@@ -119,8 +119,8 @@ class Device:
             settings = Settings(**tomllib.loads(config))
         except TypeError:
             raise SafaError("the server's settings are not those of this version of safa") from None
-        except (ValueError, OverflowError) as problem:
-            raise SafaError(f"the server's settings cannot be used here: {problem}") from None
+        except (ValueError, OverflowError) as error:
+            raise SafaError(f"the server's settings cannot be used here: {error}") from None
         if self._task is not None and settings.task != self._task:
             raise SafaError(f"this device is for the task {self._task!r}, but the server's is {settings.task!r}")
         if self._task is None and settings.task not in list(TASKS):
@@ -138,20 +138,20 @@ class Device:
 
         return make_shards(settings, problem, _sizes(settings))[self._partition]
 
-    def _job(self, order: Order, layout: Layout) -> _Job | None:
-        """What is to be done: the job that it holds, or a new one; None where it lacks the model to start from."""
+    def _job(self, request: TrainRequest, layout: Layout) -> _Job | None:
+        """The job that it holds, or a new one; None where it lacks the base model."""
         held = _read(self._path, layout)
-        if held is not None and held.deployment != order.deployment:
+        if held is not None and held.deployment != request.deployment:
             held = None
-        if held is not None and held.digest == order.digest:
+        if held is not None and held.digest == request.digest:
             return held
-        if held is not None and order.own and _result_digest(held, layout) == order.digest:
+        if held is not None and request.own and _result_digest(held, layout) == request.digest:
             base = held.training["row"]
-        elif order.model is not None:
-            base = _received(order, layout)
+        elif request.model is not None:
+            base = _received(request, layout)
         else:
             return None
-        return _Job(deployment=order.deployment, version=order.version, digest=order.digest, base=base)
+        return _Job(deployment=request.deployment, version=request.version, digest=request.digest, base=base)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class Device:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _write(self._path, job)
-        except OSError as problem:
-            raise SafaError(f"the device cannot write {self._path}: {problem.strerror}") from None
+        except OSError as error:
+            raise SafaError(f"the device cannot write {self._path}: {error.strerror}") from None
         return time.monotonic()
 
 
@@ -187,13 +187,13 @@ def _sizes(settings: Settings) -> NDArray[np.float64]:
     except SafaError:
         if settings.sizes is None:
             raise
-        # What is in the file is not for the server to know: it could name any.
+        # The server must not learn what is in the file: it could name any.
         raise SafaError(f"the device has no file of sizes {settings.sizes} that it could use") from None
     return np.asarray(fleet.sizes, dtype=np.float64)
 
 
 def _attempt(job: _Job, settings: Settings, problem: Problem, shard: NDArray[np.int64]) -> Attempt:
-    """The training of a job where it stands; what another optimiser left is begun anew."""
+    """The training of a job where it stands; the state of another optimiser is discarded."""
     import torch
 
     from safa.training import Attempt, BatchedTrainer
@@ -216,26 +216,26 @@ def _attempt(job: _Job, settings: Settings, problem: Problem, shard: NDArray[np.
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def _received(order: Order, layout: Layout) -> Tensor:
-    """The model that came with an order, as a row."""
+def _received(request: TrainRequest, layout: Layout) -> Tensor:
+    """The model that came with an request, as a row."""
     import torch
 
-    assert order.model is not None
-    tensors = unpack(order.model, like(_tensors(layout, torch.zeros(layout.size, dtype=layout.dtype))))
-    if isinstance(tensors, Refused):
-        raise SafaError(f"the server's model is not one of this task: {tensors.why}")
-    if digest_of(tensors) != order.digest:
-        raise SafaError(f"the server's model of version {order.version} is not the one that its digest names")
+    assert request.model is not None
+    tensors = decode(request.model, spec_of(_tensors(layout, torch.zeros(layout.size, dtype=layout.dtype))))
+    if isinstance(tensors, Rejected):
+        raise SafaError(f"the server's model does not fit this task: {tensors.why}")
+    if digest_of(tensors) != request.digest:
+        raise SafaError(f"the server's model of version {request.version} is not the one that its digest names")
     return layout.row({name: torch.from_numpy(tensor) for name, tensor in tensors.items()})
 
 
-def _update(order: Order, job: _Job, layout: Layout) -> Update:
-    """The answer to an order that is finished."""
+def _update(request: TrainRequest, job: _Job, layout: Layout) -> Update:
+    """The reply to a finished request."""
     tensors = _tensors(layout, job.training["row"])
-    if order.wire != "float32":
-        tensors = change(tensors, _tensors(layout, job.base))
-    parcel = pack(tensors, order.wire)
-    return Update(attempt=order.attempt, version=order.version, seconds=job.seconds, parcel=parcel)
+    if request.codec != "float32":
+        tensors = delta(tensors, _tensors(layout, job.base))
+    encoded = encode(tensors, request.codec)
+    return Update(attempt=request.attempt, version=request.version, seconds=job.seconds, encoded=encoded)
 
 
 def _result_digest(job: _Job, layout: Layout) -> str | None:

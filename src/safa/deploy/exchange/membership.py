@@ -1,14 +1,14 @@
-"""Who is there: nodes that come and go, and the clients behind them.
+"""Membership: which nodes are online, and which clients stand behind them.
 
-A node that appears is asked who it is. What it answers binds its node id to a name, and the name to a client's number.
-The protocol learns of it between two rounds. A client that is offline is not gone: it keeps its share of the quota and
-its weight, as a crashed one does. Only when it was away for `leave_after_s`, or its key was revoked, it has left, and
-comes back when it does.
+A node that appears is sent a `JoinRequest`. Its reply binds its node id to a name, and the name to a client's number.
+The protocol is told between two rounds. A client that is offline has not left: it keeps its share of the quota and its
+weight, as a crashed one does. It has left when it was offline for `leave_after_s`, or when its key was revoked, until
+it comes back.
 
-**Its weight.** n_k is what a client says of itself, and its weight follows from it. So it counts up to `size_multiple`
-times the median of what all present clients have declared, and no more: whatever a client declares, it weighs no more
-than so many usual ones. While fewer than half of the clients are hostile, that median lies between two honest sizes.
-The bound moves as clients come and go; the protocol is told between two rounds.
+**Its weight.** n_k is declared by the client, and its weight follows from it. So it counts up to `size_multiple` times
+the median of the sizes that all present clients have declared: whatever a client declares, it weighs no more than so
+many usual ones. While fewer than half of the clients are hostile, that median lies between two honest sizes. The bound
+moves as clients come and go; the protocol is told between two rounds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from safa.deploy.exchange.messages import Failure, Introduction
+from safa.deploy.exchange.messages import Failure, JoinReply
 from safa.deploy.exchange.roster import Enrolment, Roster
-from safa.deploy.exchange.screening import Reason, Refused, shown
+from safa.deploy.exchange.screening import Rejected, RejectReason, shown
 from safa.protocol import Protocol
 
-__all__ = ["Attendance"]
+__all__ = ["Membership"]
 
 _ASK_AGAIN_S = 30.0
 _log = logging.getLogger("safa.deploy")
 
 
-class Attendance:
+class Membership:
     """Keeps the roster up to date with the nodes that are online, and the protocol with the roster."""
 
     def __init__(
@@ -47,22 +47,22 @@ class Attendance:
         self.roster = roster
         self.online: set[int] = set()
         self._leave_after_s, self._size_multiple, self._names = leave_after_s, size_multiple, names
-        self._invite_at: dict[int, float] = {}  # when to ask a node who it is; inf where that is settled
+        self._ask_at: dict[int, float] = {}  # when to send a node a JoinRequest; inf where it has replied
         self._bounded: dict[int, float] = {}  # whose n_k is bounded, and by what
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def observe(self, nodes: Iterable[int], *, now: float) -> list[int]:
-        """Take note of the nodes that are online, and return those to be asked who they are."""
+    def on_nodes(self, nodes: Iterable[int], *, now: float) -> list[int]:
+        """Process the list of nodes that are online; returns those to be sent a JoinRequest."""
         self.online = set(nodes)
-        self._invite_at = {node: at for node, at in self._invite_at.items() if node in self.online}
+        self._ask_at = {node: at for node, at in self._ask_at.items() if node in self.online}
         asked = []
         for node in sorted(self.online):
             number = self.roster.at_node(node)
             if number is not None:
                 self.roster.seen(number, now=now)
-            elif self._invite_at.get(node, now) <= now:
-                self._invite_at[node] = now + _ASK_AGAIN_S * 4
+            elif self._ask_at.get(node, now) <= now:
+                self._ask_at[node] = now + _ASK_AGAIN_S * 4
                 asked.append(node)
         registered = None if self._names is None else set(self._names().values())
         for number in self.roster.present:
@@ -71,12 +71,12 @@ class Attendance:
                 _log.warning("%s has left: its key is revoked", member.name)
                 self.leave(number)
             elif now - member.last_seen_s > self._leave_after_s:
-                _log.warning("%s has left: it was away for %g s", member.name, self._leave_after_s)
+                _log.warning("%s has left: it was offline for %g s", member.name, self._leave_after_s)
                 self.leave(number)
         return asked
 
     def is_online(self, number: int) -> bool:
-        """Whether a client takes part and its node is there."""
+        """Whether a client takes part and its node is online."""
         member = self.roster[number]
         return member.present and member.node in self.online
 
@@ -87,53 +87,55 @@ class Attendance:
 
     # -- names -------------------------------------------------------------------------------------------------------
 
-    def introduced(self, node: int, said: Introduction | Failure | Refused, *, now: float) -> int | None:
-        """Take note of what a node says of itself; its client's number, if it is taken in."""
-        if isinstance(said, Failure):
-            _log.warning("node %d did not say who it is: %s", node, said.why)
-            self._invite_at[node] = now + _ASK_AGAIN_S
+    def on_join_reply(self, node: int, reply: JoinReply | Failure | Rejected, *, now: float) -> int | None:
+        """Process a node's reply to a JoinRequest; returns its client's number, if it may take part."""
+        if isinstance(reply, Failure):
+            _log.warning("node %d did not join: %s", node, reply.why)
+            self._ask_at[node] = now + _ASK_AGAIN_S
             return None
-        self._invite_at[node] = math.inf
-        enrolled = self._enrolled(node, said, now)
-        if isinstance(enrolled, Refused):
-            _log.warning("refused: node %d, %s: %s", node, enrolled.reason, enrolled.why)
-            if enrolled.reason is Reason.NAME_TAKEN:  # its key may have been registered this very moment
-                self._invite_at[node] = now + _ASK_AGAIN_S
+        self._ask_at[node] = math.inf
+        enrolled = self._enrolled(node, reply, now)
+        if isinstance(enrolled, Rejected):
+            _log.warning("rejected: node %d, %s: %s", node, enrolled.reason, enrolled.why)
+            if enrolled.reason is RejectReason.NAME_TAKEN:  # its key may have been registered just now
+                self._ask_at[node] = now + _ASK_AGAIN_S
             return None
         number, member = enrolled.number, self.roster[enrolled.number]
         word = "new" if enrolled.is_new else "back" if enrolled.returning else "here again"
         _log.info("%s is %s: client %d with n_k = %g", member.name, word, number, member.size)
-        if isinstance(said, Introduction) and said.size != member.size:
+        if isinstance(reply, JoinReply) and reply.size != member.size:
             _log.warning(
-                "%s declares n_k = %g now, but enrolled with %g, which is what counts; safa deploy expel %s, and a "
-                "pardon, let it enrol anew", member.name, said.size, member.size, member.name,
+                "%s declares n_k = %g now, but enrolled with %g, which counts; to change it, expel and unblock %s",
+                member.name, reply.size, member.size, member.name,
             )  # fmt: skip
         return number
 
-    def _enrolled(self, node: int, said: Introduction | Refused, now: float) -> Enrolment | Refused:
-        if isinstance(said, Refused):
-            return said
-        stranger = self._unregistered(node, said)
-        return stranger or self.roster.enrol(said.name, said.size, node, now=now, details=said.details)
+    def _enrolled(self, node: int, reply: JoinReply | Rejected, now: float) -> Enrolment | Rejected:
+        if isinstance(reply, Rejected):
+            return reply
+        rejected = self._unregistered(node, reply)
+        return rejected or self.roster.enrol(reply.name, reply.size, node, now=now, details=reply.details)
 
-    def _unregistered(self, node: int, said: Introduction) -> Refused | None:
+    def _unregistered(self, node: int, reply: JoinReply) -> Rejected | None:
         """Whether an authenticated node claims another name than its key is registered under."""
         if self._names is None:
             return None
         registered = self._names().get(node)
-        if registered == said.name:
+        if registered == reply.name:
             return None
-        return Refused(Reason.NAME_TAKEN, f"it says {shown(said.name)}; its key is registered as {shown(registered)}")
+        return Rejected(
+            RejectReason.NAME_TAKEN, f"it claims {shown(reply.name)}; its key is registered as {shown(registered)}"
+        )
 
     def leave(self, number: int) -> None:
-        """A client takes part no more, from the next round on."""
+        """A client no longer takes part, from the next round on."""
         if self.roster[number].present:  # else its name may be another client's by now
             self.roster.leave(self.roster[number].name)
 
     # -- between two rounds ------------------------------------------------------------------------------------------
 
-    def tell(self, protocol: Protocol) -> None:
-        """Let the protocol know who came, who left, and whose n_k counts for another number than before."""
+    def update_protocol(self, protocol: Protocol) -> None:
+        """Tell the protocol which clients joined and left, and whose effective n_k has changed."""
         known, present = protocol.clients, self.roster.present
         sizes = self._sizes()
         if known < len(sizes):
@@ -146,7 +148,7 @@ class Attendance:
             protocol.readmit(sorted(set(present) - active))
 
     def _sizes(self) -> list[float]:
-        """What the n_k of every client counts for. Whose is bounded is told, once for every bound."""
+        """The effective n_k of every client. One that is bounded is logged, once for every bound."""
         present = self.roster.present
         declared = [self.roster[number].size for number in present]
         bound = self._size_multiple * statistics.median_low(declared) if declared else math.inf
@@ -165,5 +167,5 @@ class Attendance:
         return self.roster.snapshot()
 
     def restore(self, snapshot: dict[str, Any], *, now: float) -> None:
-        """Go back to a snapshot, after a time of which nothing is known: whoever takes part counts as just seen."""
+        """Restore a snapshot of an unknown age: every client that takes part counts as just seen."""
         self.roster.restore(snapshot, now=now)

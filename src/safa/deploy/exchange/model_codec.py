@@ -1,4 +1,4 @@
-"""Models between a learner and the wire: a row there, named tensors and parcels here."""
+"""Models of one layout between rows, as a learner holds them, and encoded models, as they are sent."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import Any, cast
 import torch
 from numpy.typing import NDArray
 
-from safa.deploy.exchange.codec import Kind, Parcel, after, bytes_of, like, pack, unpack
+from safa.deploy.exchange.codec import CodecName, EncodedModel, add_delta, decode, encode, encoded_bytes, spec_of
 from safa.deploy.exchange.messages import digest_of
-from safa.deploy.exchange.screening import Reason, Refused
+from safa.deploy.exchange.screening import Rejected, RejectReason
 from safa.training import Layout
 
-__all__ = ["Tensors", "Travel"]
+__all__ = ["ModelCodec", "Tensors"]
 
 Tensors = dict[str, NDArray[Any]]
 """The tensors of a model by name."""
 
 
-class Travel:
-    """How the models of one layout travel as one kind."""
+class ModelCodec:
+    """Encodes and decodes the models of one layout with one codec."""
 
-    def __init__(self, layout: Layout, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self, layout: Layout, name: CodecName) -> None:
+        self.name = name
         self._layout = layout
-        self._like = like(self._tensors(torch.zeros(layout.size, dtype=layout.dtype)))
+        self._spec = spec_of(self._tensors(torch.zeros(layout.size, dtype=layout.dtype)))
 
     @property
     def model_bytes(self) -> int:
         """The size of a whole model in float32."""
-        return bytes_of(pack(self._tensors(torch.zeros(self._layout.size, dtype=self._layout.dtype)), "float32"))
+        return encoded_bytes(encode(self._tensors(torch.zeros(self._layout.size, dtype=self._layout.dtype)), "float32"))
 
-    def packed(self, row: torch.Tensor) -> tuple[Parcel, str]:
-        """A model as it travels, and the digest of what arrives."""
-        parcel = pack(self._tensors(row), self.kind)
-        return parcel, digest_of(cast(Tensors, unpack(parcel, self._like)))
+    def encode(self, row: torch.Tensor) -> tuple[EncodedModel, str]:
+        """A model, encoded, and the digest of what is decoded from it."""
+        encoded = encode(self._tensors(row), self.name)
+        return encoded, digest_of(cast(Tensors, decode(encoded, self._spec)))
 
-    def arrived(self, row: torch.Tensor) -> Tensors:
-        """A model as it looks after its travel."""
-        return cast(Tensors, unpack(pack(self._tensors(row), self.kind), self._like))
+    def round_trip(self, row: torch.Tensor) -> Tensors:
+        """A model as it is decoded on the other side."""
+        return cast(Tensors, decode(encode(self._tensors(row), self.name), self._spec))
 
-    def update(self, parcel: Parcel, base: Tensors) -> Tensors | Refused:
-        """The update that a client sent, who started from `base`: with float32 the model itself, else its change."""
-        if parcel.kind != self.kind:
-            return Refused(Reason.UNREADABLE, f"it did not travel as {self.kind}")
-        found = unpack(parcel, self._like)
-        return found if isinstance(found, Refused) or self.kind == "float32" else after(found, base)
+    def decode_update(self, encoded: EncodedModel, base: Tensors) -> Tensors | Rejected:
+        """The update of a client that started from `base`: with float32 it sends the model itself, else its delta."""
+        if encoded.codec != self.name:
+            return Rejected(RejectReason.UNREADABLE, f"it is not encoded as {self.name}")
+        found = decode(encoded, self._spec)
+        return found if isinstance(found, Rejected) or self.name == "float32" else add_delta(found, base)
 
     def row(self, tensors: Tensors) -> torch.Tensor:
         """A model as a row."""

@@ -11,19 +11,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from safa.deploy.exchange.codec import KINDS
+from safa.deploy.exchange.codec import CODECS
 from safa.deploy.exchange.screening import Screen
 from safa.errors import SafaError
 from safa.runs.settings import Settings, as_toml, checked, option
 
-__all__ = ["EXPEL", "FILE", "Options"]
+__all__ = ["FILE", "Options"]
 
 FILE = "deploy.toml"
 """Where they stand in the folder of a run."""
-EXPEL = "expel.json"
-"""The names of clients to be expelled, a JSON list in the folder of a run. The server takes it away when it is done."""
 
-_FLEET, _WIRE, _SCREEN = "the devices", "the wire", "screening"
+_FLEET, _CODEC, _SCREEN = "the devices", "the codec", "screening"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +43,27 @@ class Options:
         86_400.0, "how long a client may work on one attempt, in seconds; then it is lost", group=_FLEET, flag="--ttl",
         above=0,
     )  # fmt: skip
-    poll_s: float = option(0.5, "how often the server looks for answers, in seconds", group=_FLEET, flag="--poll",
+    poll_s: float = option(0.5, "how often the server looks for replies, in seconds", group=_FLEET, flag="--poll",
         above=0,
     )  # fmt: skip
-    wire: str = option("float32", "how models travel: float32, float16 or int8", group=_WIRE, choices=KINDS)
+    codec: str = option("float32", "how models are sent: float32, float16 or int8", group=_CODEC, choices=CODECS)
     max_mb: float = option(
-        0.0, "the largest update that is taken, in MB (0: twice the model, and 1 MB)", group=_SCREEN, least=0, most=1e9
+        0.0,
+        "the largest update that is accepted, in MB (0: twice the model, and 1 MB)",
+        group=_SCREEN,
+        least=0,
+        most=1e9,
     )
-    norm_bound: float = option(math.inf, "the largest norm of an update's change", group=_SCREEN, above=0)
+    norm_bound: float = option(math.inf, "the largest norm of an update's delta", group=_SCREEN, above=0)
     norm_multiple: float = option(
         10.0, "the same in multiples of the running median of the clients' norms", group=_SCREEN, above=0
     )
     warm_up: int = option(
-        3, "how many clients the median needs; before that, an update of the server's own stands in for it",
+        3, "how many clients the median needs; before that, an update trained by the server is used",
         group=_SCREEN, least=1,
     )  # fmt: skip
-    refusals_allowed: int = option(
-        3, "N: a client is set aside with its N-th refusal in a row", group=_SCREEN, least=1
+    rejections_allowed: int = option(
+        3, "N: a client is blocked with its N-th rejection in a row", group=_SCREEN, least=1
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -80,7 +82,7 @@ class Options:
             norm_multiple=self.norm_multiple,
             window=max(255, self.warm_up),
             warm_up=self.warm_up,
-            refusals_allowed=self.refusals_allowed,
+            rejections_allowed=self.rejections_allowed,
         )
 
     def to_toml(self) -> str:

@@ -2,9 +2,9 @@
 
 Screening compares an update with what other clients have sent. In the beginning nobody has sent anything, so the server
 does what a client would do: it trains from w(0) on a part of its own test data, with the clients' settings. How far
-that moves the model, carried forward to as many steps as a client takes, stands in for the median of the clients'
-norms. On the built-in tasks this was between 0.6 and 9 times what clients come to, for one to sixty epochs (mnist: to
-ten); `tests/deploy/test_reference.py` holds it to the bounds of screening. What is learnt here is thrown away.
+that moves the model, carried forward to as many steps as a client takes, is used in place of the median of the
+clients' norms. On the built-in tasks this was between 0.6 and 9 times what clients come to, for one to sixty epochs
+(mnist: to ten); `tests/deploy/test_reference.py` holds it to the bounds of screening. The trained model is discarded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_STEPS = 50
 
 @dataclass(frozen=True)
 class Reference:
-    """The norm of the change that so many mini-batch steps from w(0) came to."""
+    """The norm of the delta of so many mini-batch steps from w(0)."""
 
     norm: float
     steps: int

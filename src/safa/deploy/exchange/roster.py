@@ -1,17 +1,17 @@
-"""Who is who: stable names behind Flower's node ids.
+"""The roster: stable names of clients behind changing node ids.
 
 A device is known by its name, and by the number that its name got when it first enrolled. Numbers are dense, count from
 0 as a protocol's do, and are never used again: a device that comes back after a day has its number, and with it its
 version, its cache entry and its weight. The size n_k that it declared first stands, because its weight does.
 
 **Expelled.** A name that the operator has expelled is free, but may not be taken again, nor may its node enrol under
-another one, until the operator pardons it. Who enrols under it then is a new client with a number of its own.
+another one, until the operator unblocks it. A client that enrols under it then is a new one with a number of its own.
 
 **Two nodes, one name.** A device that was started again has a new node id while the old one still seems alive. So the
 newer one has the name; likewise a node that takes a second name gives up its first. Without keys anyone can claim any
 name so. With keys, nobody but the owner of the key that is registered under it can (`safa.deploy.exchange.membership`).
 
-What a node gets wrong is refused with a `Reason` and a sentence, as an update is; it is never an exception.
+A claim that is not acceptable is rejected with a `RejectReason` and a sentence, as an update is, not by an exception.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from safa.deploy.exchange.screening import Reason, Refused, shown
+from safa.deploy.exchange.screening import Rejected, RejectReason, shown
 from safa.errors import SafaError
 
 __all__ = ["Enrolment", "Member", "Roster", "name_fault"]
@@ -62,7 +62,7 @@ class Member:
 
 
 class Enrolment(NamedTuple):
-    """The answer to a node that enrolled. Where it is neither new nor returning, it had never left."""
+    """The outcome for a node that enrolled. Where it is neither new nor returning, it had never left."""
 
     number: int
     is_new: bool
@@ -100,7 +100,7 @@ class Roster:
 
     @property
     def expelled(self) -> list[str]:
-        """The names that are expelled and not pardoned."""
+        """The names that are expelled and not unblocked."""
         return sorted(self._expelled)
 
     def at_node(self, node: int) -> int | None:
@@ -117,12 +117,12 @@ class Roster:
 
     def enrol(
         self, name: str, size: float, node: int, *, now: float, details: Mapping[str, Any] | None = None
-    ) -> Enrolment | Refused:
-        """Take a node in under its name, or say why not. A refusal changes nothing."""
+    ) -> Enrolment | Rejected:
+        """Take a node in under its name, or say why not. A rejection changes nothing."""
         given = {} if details is None else details
-        refused = self._fault(name, size, node, given)
-        if refused:
-            return refused
+        rejected = self._fault(name, size, node, given)
+        if rejected:
+            return rejected
         number = self._by_name.get(name, len(self._members))
         is_new = number == len(self._members)
         if is_new:
@@ -144,7 +144,7 @@ class Roster:
         return number
 
     def expel(self, name: str) -> int | None:
-        """Take a client out for good, and return its number; None if nobody of that name is here."""
+        """Expel a client, and return its number; None if there is none of that name."""
         number = self._by_name.pop(name, None)
         if number is None:
             return None
@@ -153,14 +153,14 @@ class Roster:
         self._members[number] = replace(self._members[number], node=None, present=False, expelled=True)
         return number
 
-    def pardon(self, name: str) -> bool:
+    def unblock(self, name: str) -> bool:
         """Let an expelled name enrol again, as a new client; whether it was expelled."""
         was_expelled = name in self._expelled
         self._expelled.pop(name, None)
         return was_expelled
 
     def seen(self, number: int, *, now: float) -> None:
-        """Note that something was heard of a client."""
+        """Note that a client is online."""
         member = self._members[number]
         self._members[number] = replace(member, last_seen_s=max(member.last_seen_s, now))
 
@@ -173,27 +173,29 @@ class Roster:
         self._members[number] = replace(self._members[number], node=None, present=False)
         return number if was_present else None
 
-    # -- what is refused ---------------------------------------------------------------------------------------------
+    # -- rejection --------------------------------------------------------------------------------------------------
 
-    def _fault(self, name: object, size: object, node: object, details: object) -> Refused | None:
+    def _fault(self, name: object, size: object, node: object, details: object) -> Rejected | None:
         wrong_name = name_fault(name)
         if wrong_name:
-            return Refused(Reason.NAME, wrong_name)
+            return Rejected(RejectReason.NAME, wrong_name)
         if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size <= self.max_size:
-            return Refused(Reason.SIZE, f"a size is above 0 and at most {self.max_size:g}, unlike {shown(size)}")
+            return Rejected(RejectReason.SIZE, f"a size is above 0 and at most {self.max_size:g}, unlike {shown(size)}")
         if not _is_plain(details):
-            return Refused(Reason.DETAILS, f"details are plain values in at most {_DETAILS_LENGTH} bytes of JSON")
+            return Rejected(
+                RejectReason.DETAILS, f"details are plain values in at most {_DETAILS_LENGTH} bytes of JSON"
+            )
         return self._claim_fault(name, node)
 
-    def _claim_fault(self, name: object, node: object) -> Refused | None:
+    def _claim_fault(self, name: object, node: object) -> Rejected | None:
         """Whether this node may have this name."""
         if not isinstance(node, int) or isinstance(node, bool):
-            return Refused(Reason.UNKNOWN_CLIENT, f"{shown(node)} is no node id")
+            return Rejected(RejectReason.UNKNOWN_CLIENT, f"{shown(node)} is no node id")
         if name in self._expelled or node in self._expelled.values():
-            return Refused(Reason.EXPELLED, f"{shown(name)} comes from a client that was expelled and is not pardoned")
+            return Rejected(RejectReason.EXPELLED, f"{shown(name)} is of a client that was expelled")
         number = self._by_name.get(str(name))
         if number is None and len(self._members) >= self.max_clients:
-            return Refused(Reason.FULL, f"{self.max_clients} clients have enrolled, and no more are allowed")
+            return Rejected(RejectReason.FULL, f"{self.max_clients} clients have enrolled, and no more are allowed")
         return None
 
     # -- the state, as a whole ---------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ class Roster:
         return {"members": [asdict(member) for member in self._members], "expelled": dict(self._expelled)}
 
     def restore(self, snapshot: Mapping[str, Any], *, now: float | None = None) -> None:
-        """Go back to a snapshot. The operator's bounds may have changed; who is in stays in.
+        """Restore a snapshot. The operator's bounds may have changed; enrolled clients stay enrolled.
 
         With `now`, everybody counts as seen then: the clock of the snapshot may have been another one.
         """

@@ -1,32 +1,32 @@
-"""The gate: whether an update of a client is taken.
+"""Screening: whether an update of a client is accepted.
 
-What a client sends is never an exception here. It is refused with a `Reason` and a sentence for the log, and refusing
-changes nothing but the counters. A client that is refused too often in a row is set aside until the operator pardons
-it. The gate has two doors, so that nothing large is read from somebody who has no business here:
+What a client sends never raises an exception here. It is rejected with a `RejectReason` and a sentence for the log, and
+a rejection changes nothing but the counters. A client that is rejected too often in a row is blocked until the operator
+unblocks it. There are two checks, so that nothing large is decoded for a sender that should not have sent it:
 
-    admit    who sent it, was it asked for, how large is it, which version is it based on; before it is unpacked
-    judge    does it look like the model, is it finite, is its change of a usual size; after it was unpacked
+    admit    the sender, the request, the size, the base version; before the update is decoded
+    judge    names, shapes, dtypes, finite numbers, the norm of the delta; after it was decoded
 
-**The running median.** An operator can bound the norm of an update's change by a number (`norm_bound`), by a multiple
+**The running median.** An operator can bound the norm of an update's delta by a number (`norm_bound`), by a multiple
 of the median of accepted norms (`norm_multiple`), or by both. The median has one vote per client, its latest accepted
 norm, over the `window` clients that were accepted last. Sending often gives nobody a second vote. While fewer than half
 of the clients in the window are hostile, the median lies between two honest norms, whatever the others send; and no
 vote is higher than the bound that was in force when it was cast.
 
-**Before there is a median**, until `warm_up` clients have voted, or while it is 0, the caller's word for a usual norm
-stands in for it. A deployment trains a little itself to have one (`safa.deploy.exchange.reference`).
+**Before there is a median**, until `warm_up` clients have voted, or while it is 0, the caller's estimate of a usual
+norm is used instead. A deployment trains a little itself to have one (`safa.deploy.exchange.reference`).
 
 It protects from updates that are far too large: a diverged client, a wrong unit, a scaled-up attack. It does not
 protect
 
-- from a small change in a harmful direction, such as a backdoor that stays below the bound;
+- from a small delta in a harmful direction, such as a backdoor that stays below the bound;
 - from an attacker with half of the votes: one who owns many names (see `roster`), or one whose clients fill a `window`
   that is smaller than the fleet because they answer faster than the rest;
 - from an update that is `norm_multiple` times too large, or less: one such update can spoil a model, but not by orders
   of magnitude (a client's weight is bounded elsewhere, see `safa.deploy.exchange.membership`);
 - where half of the first `warm_up` voters are hostile: the first votes are cast below the bound of the stand-in, and
   can then make the median as large as that;
-- from honest norms that grow by more than `norm_multiple` at once (a new learning rate): all are refused then, and the
+- from honest norms that grow by more than `norm_multiple` at once (a new learning rate): all are rejected then, and the
   operator has to raise the multiple;
 - what the norm leaves out: integer buffers, such as the counters of batch norm.
 """
@@ -47,16 +47,16 @@ from numpy.typing import NDArray
 
 from safa.errors import SafaError
 
-__all__ = ["Reason", "Refused", "Screen", "Screening", "norm_of_change", "shown"]
+__all__ = ["RejectReason", "Rejected", "Screen", "Screening", "delta_norm", "shown"]
 
 
-class Reason(StrEnum):
-    """Why something that a client sent was refused."""
+class RejectReason(StrEnum):
+    """Why something that a client sent was rejected."""
 
     UNKNOWN_CLIENT = "unknown client"
     """Nobody of that name or node has enrolled."""
-    SET_ASIDE = "set aside"
-    """It was refused too often in a row before."""
+    BLOCKED = "blocked"
+    """It was rejected too often in a row before."""
     NOT_ASKED = "not asked"
     """It answers nothing that this client was asked."""
     TOO_LARGE = "too large"
@@ -91,10 +91,10 @@ class Reason(StrEnum):
     """The operator has expelled the client."""
 
 
-class Refused(NamedTuple):
-    """A refusal: the reason to count, and the sentence to log."""
+class Rejected(NamedTuple):
+    """A rejection: the reason to count, and the sentence to log."""
 
-    reason: Reason
+    reason: RejectReason
     why: str
 
 
@@ -113,18 +113,18 @@ class Screen:
     max_bytes: int
     """Bytes of one update."""
     norm_bound: float = math.inf
-    """The largest norm of change."""
+    """The largest norm of a delta."""
     norm_multiple: float = math.inf
-    """The largest norm of change in multiples of the running median."""
+    """The largest norm of a delta in multiples of the running median."""
     window: int = 255
     """K: how many clients have a vote in the median, those that were accepted last; best not below the fleet's size."""
     warm_up: int = 3
     """How many votes the median needs before it binds anyone."""
-    refusals_allowed: int = 3
-    """N: the client is set aside with its N-th refusal in a row."""
+    rejections_allowed: int = 3
+    """N: the client is blocked with its N-th rejection in a row."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "norm_bound", "norm_multiple", "window", "warm_up", "refusals_allowed"):
+        for name in ("max_bytes", "norm_bound", "norm_multiple", "window", "warm_up", "rejections_allowed"):
             if not getattr(self, name) > 0:
                 raise SafaError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.warm_up > self.window:
@@ -138,66 +138,66 @@ class Screening:
         self.screen = screen
         self._norms: dict[int, float] = {}  # the votes, oldest first
         self._in_a_row: dict[int, int] = {}
-        self._set_aside: set[int] = set()
-        self._counts: Counter[tuple[int | None, Reason]] = Counter()
+        self._blocked: set[int] = set()
+        self._counts: Counter[tuple[int | None, RejectReason]] = Counter()
 
-    # -- the two doors -----------------------------------------------------------------------------------------------
+    # -- the two checks ------------------------------------------------------------------------------------------------
 
     def admit(
         self, client: int | None, *, size_bytes: int, version: int, latest: int, held: Container[int], asked: bool
-    ) -> Refused | None:
-        """Whether an update may be read at all.
+    ) -> Rejected | None:
+        """Whether an update may be decoded at all.
 
         `client` is None where the sender is not enrolled; `version` is the base that it claims; `latest` is the newest
         version that it was given; `held` are the versions whose models the server has. `asked` says whether the update
         answers a message that the server sent to this client and that was not answered before. An answer that the
-        protocol no longer wants was asked for all the same: being late is no fault that sets a client aside.
+        protocol no longer wants was asked for all the same: being late does not block a client.
         """
-        found = self._at_the_door(client, size_bytes, asked) or _version_fault(version, latest, held)
-        return found and self.refuse(client, found)
+        found = self._sender_fault(client, size_bytes, asked) or _version_fault(version, latest, held)
+        return found and self.reject(client, found)
 
-    def _at_the_door(self, client: int | None, size_bytes: int, asked: bool) -> Refused | None:
+    def _sender_fault(self, client: int | None, size_bytes: int, asked: bool) -> Rejected | None:
         if client is None:
-            return Refused(Reason.UNKNOWN_CLIENT, "the sender has not enrolled")
-        if client in self._set_aside:
-            return Refused(Reason.SET_ASIDE, f"client {client} was set aside, and nobody has pardoned it")
+            return Rejected(RejectReason.UNKNOWN_CLIENT, "the sender has not enrolled")
+        if client in self._blocked:
+            return Rejected(RejectReason.BLOCKED, f"client {client} is blocked")
         if not asked:
-            return Refused(Reason.NOT_ASKED, "it answers nothing that this client was asked")
+            return Rejected(RejectReason.NOT_ASKED, "it answers nothing that this client was asked")
         if size_bytes > self.screen.max_bytes:
-            return Refused(Reason.TOO_LARGE, f"it has {size_bytes} bytes; {self.screen.max_bytes} are allowed")
+            return Rejected(RejectReason.TOO_LARGE, f"it has {size_bytes} bytes; {self.screen.max_bytes} are allowed")
         return None
 
     def judge(
         self,
         client: int,
-        update: Mapping[str, NDArray[Any]] | Refused,
+        update: Mapping[str, NDArray[Any]] | Rejected,
         base: Mapping[str, NDArray[Any]],
         *,
         usual: float | None = None,
-    ) -> Refused | None:
-        """Whether an update that was admitted is taken; `base` is the model that it was trained from.
+    ) -> Rejected | None:
+        """Whether an update that was admitted is accepted; `base` is the model that it was trained from.
 
-        `usual` is what the norm of such an update's change usually is; it is needed while `has_median` is False. What
-        `wire.unpack` gave can be handed over as it is: if that is a refusal, it is counted.
+        `usual` is what the norm of such an update's delta usually is; it is needed while `has_median` is False. What
+        `codec.decode` returned can be passed as it is: if that is a rejection, it is counted.
         """
-        if isinstance(update, Refused):
-            return self.refuse(client, update)
+        if isinstance(update, Rejected):
+            return self.reject(client, update)
         found = _unlike(update, base) or _not_finite(update)
-        norm = math.nan if found else norm_of_change(update, base)
+        norm = math.nan if found else delta_norm(update, base)
         found = found or self._norm_fault(norm, usual)
         if found:
-            return self.refuse(client, found)
+            return self.reject(client, found)
         self._accept(client, norm)
         return None
 
-    def _norm_fault(self, norm: float, usual: float | None) -> Refused | None:
+    def _norm_fault(self, norm: float, usual: float | None) -> Rejected | None:
         limit = self.norm_limit
         if usual is not None and not self.has_median:
             limit = min(limit, self.screen.norm_multiple * usual)
         if norm <= limit and math.isfinite(norm):
             return None
         allowed = f"{limit:.6g} is allowed" if limit < math.inf else "it must be finite"
-        return Refused(Reason.NORM, f"the norm of its change is {norm:.6g}; {allowed}")
+        return Rejected(RejectReason.NORM, f"the norm of its delta is {norm:.6g}; {allowed}")
 
     def _accept(self, client: int, norm: float) -> None:
         self._in_a_row.pop(client, None)
@@ -208,7 +208,7 @@ class Screening:
 
     @property
     def norm_limit(self) -> float:
-        """The largest norm of change that would be taken now, if nobody says what is usual."""
+        """The largest norm of a delta that would be accepted now, without a usual norm."""
         screen = self.screen
         return min(screen.norm_bound, screen.norm_multiple * self._median) if self.has_median else screen.norm_bound
 
@@ -223,41 +223,41 @@ class Screening:
 
     # -- the counters ------------------------------------------------------------------------------------------------
 
-    def refuse(self, client: int | None, refused: Refused) -> Refused:
-        """Count a refusal, also one that was found elsewhere, and set the client aside if it is one too many."""
-        self._counts[client, refused.reason] += 1
-        if client is not None and client not in self._set_aside:
+    def reject(self, client: int | None, rejected: Rejected) -> Rejected:
+        """Count a rejection, also one that was found elsewhere, and block the client after too many."""
+        self._counts[client, rejected.reason] += 1
+        if client is not None and client not in self._blocked:
             self._in_a_row[client] = self._in_a_row.get(client, 0) + 1
-            if self._in_a_row[client] >= self.screen.refusals_allowed:
-                self._set_aside.add(client)
-        return refused
+            if self._in_a_row[client] >= self.screen.rejections_allowed:
+                self._blocked.add(client)
+        return rejected
 
-    def pardon(self, client: int) -> None:
-        """Let a client that was set aside take part again. What was counted stays counted."""
-        self._set_aside.discard(client)
+    def unblock(self, client: int) -> None:
+        """Let a client that was blocked take part again. What was counted stays counted."""
+        self._blocked.discard(client)
         self._in_a_row.pop(client, None)
 
     def forget(self, client: int) -> None:
-        """Take a client's vote away: it was expelled. What was counted stays counted."""
+        """Remove the vote of a client that was expelled. What was counted stays counted."""
         self._norms.pop(client, None)
         self._in_a_row.pop(client, None)
 
     @property
-    def set_aside(self) -> list[int]:
-        """The clients that are set aside, by number."""
-        return sorted(self._set_aside)
+    def blocked(self) -> list[int]:
+        """The clients that are blocked, by number."""
+        return sorted(self._blocked)
 
     @property
-    def counts(self) -> dict[Reason, int]:
+    def counts(self) -> dict[RejectReason, int]:
         """How often each reason was given."""
-        total: Counter[Reason] = Counter()
+        total: Counter[RejectReason] = Counter()
         for (_, reason), count in self._counts.items():
             total[reason] += count
         return dict(sorted(total.items()))
 
-    def counts_of(self, client: int) -> dict[Reason, int]:
+    def counts_of(self, client: int) -> dict[RejectReason, int]:
         """How often each reason was given to one client."""
-        return {reason: n for reason in Reason if (n := self._counts[client, reason])}
+        return {reason: n for reason in RejectReason if (n := self._counts[client, reason])}
 
     # -- the state, as a whole ---------------------------------------------------------------------------------------
 
@@ -266,50 +266,52 @@ class Screening:
         return {
             "norms": [[client, norm] for client, norm in self._norms.items()],
             "in_a_row": [[client, count] for client, count in self._in_a_row.items()],
-            "set_aside": self.set_aside,
+            "blocked": self.blocked,
             "counts": [[client, str(reason), count] for (client, reason), count in self._counts.items()],
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go back to a snapshot; a window that has become smaller keeps the latest votes."""
+        """Restore a snapshot; a window that has become smaller keeps the latest votes."""
         try:
             norms = dict(snapshot["norms"][-self.screen.window :])
-            in_a_row, aside = dict(snapshot["in_a_row"]), set(snapshot["set_aside"])
-            counts = Counter({(client, Reason(reason)): count for client, reason, count in snapshot["counts"]})
+            in_a_row, blocked = dict(snapshot["in_a_row"]), set(snapshot["blocked"])
+            counts = Counter({(client, RejectReason(reason)): count for client, reason, count in snapshot["counts"]})
         except (KeyError, TypeError, ValueError):
             raise SafaError("this is not a snapshot of a screening") from None
-        self._norms, self._in_a_row, self._set_aside, self._counts = norms, in_a_row, aside, counts
+        self._norms, self._in_a_row, self._blocked, self._counts = norms, in_a_row, blocked, counts
 
 
-def _version_fault(version: int, latest: int, held: Container[int]) -> Refused | None:
+def _version_fault(version: int, latest: int, held: Container[int]) -> Rejected | None:
     if type(version) is int and version > latest:
-        return Refused(Reason.FUTURE_VERSION, f"it claims version {shown(version)}; the client was given {latest}")
+        return Rejected(
+            RejectReason.FUTURE_VERSION, f"it claims version {shown(version)}; the client was given {latest}"
+        )
     if type(version) is not int or version not in held:
-        return Refused(Reason.UNKNOWN_VERSION, f"the server holds no version {shown(version)}")
+        return Rejected(RejectReason.UNKNOWN_VERSION, f"the server holds no version {shown(version)}")
     return None
 
 
-def _unlike(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Refused | None:
+def _unlike(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Rejected | None:
     if update.keys() != base.keys():
-        return Refused(Reason.SHAPES, "its tensors have other names than the model's")
+        return Rejected(RejectReason.SHAPES, "its tensors have other names than the model's")
     for name, tensor in base.items():
         if update[name].shape != tensor.shape:
-            return Refused(Reason.SHAPES, f"{name} is {update[name].shape}; the model has {tensor.shape}")
+            return Rejected(RejectReason.SHAPES, f"{name} is {update[name].shape}; the model has {tensor.shape}")
         if update[name].dtype != tensor.dtype:
-            return Refused(Reason.DTYPES, f"{name} is {update[name].dtype}; the model has {tensor.dtype}")
+            return Rejected(RejectReason.DTYPES, f"{name} is {update[name].dtype}; the model has {tensor.dtype}")
     return None
 
 
-def _not_finite(update: Mapping[str, NDArray[Any]]) -> Refused | None:
+def _not_finite(update: Mapping[str, NDArray[Any]]) -> Rejected | None:
     for name, tensor in update.items():
         if not np.isfinite(tensor).all():
-            return Refused(Reason.NOT_FINITE, f"{name} holds a NaN or an infinite number")
+            return Rejected(RejectReason.NOT_FINITE, f"{name} holds a NaN or an infinite number")
     return None
 
 
-def norm_of_change(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> float:
+def delta_norm(update: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> float:
     """The Euclidean norm of update - base over all floating-point tensors, added up in float64."""
     floating = [name for name, tensor in base.items() if np.issubdtype(tensor.dtype, np.floating)]
     with np.errstate(over="ignore"):
-        changes = (np.subtract(update[name], base[name], dtype=np.float64) for name in floating)
-        return math.hypot(*(float(np.linalg.norm(change)) for change in changes))
+        deltas = (np.subtract(update[name], base[name], dtype=np.float64) for name in floating)
+        return math.hypot(*(float(np.linalg.norm(delta)) for delta in deltas))

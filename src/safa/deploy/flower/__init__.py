@@ -1,1 +1,1 @@
-"""Flower's edge: the apps that Flower runs, and the gates before its SuperLink and SuperNodes."""
+"""Flower's edge: the apps that Flower runs, and the programs around its SuperLink and its SuperNodes."""

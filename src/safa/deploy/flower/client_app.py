@@ -1,66 +1,70 @@
-"""The device as a Flower client app: it reads a letter, has the device act on it, and writes the answer.
+"""The device as a Flower client app: it reads a message, lets the device process it, and sends the reply.
 
 Who the device is stands in the node config of its SuperNode, `--node-config 'name="ann" state="/var/lib/safa"'`:
 
-    name            what it is called, the same at every start
-    state           a folder of its own, in which it keeps what it is at work on
-    task            the task that it trains; needed where that is one's own (package.module:attribute)
+    name            its name, the same at every start
+    state           a folder of its own, in which it keeps the training in progress
+    task            the task that it trains; needed for one of your own (package.module:attribute)
     partition-id    which part of the task's data is its own; without, all of it
-    pause-s         so many seconds are added to every order (for trials with stragglers)
+    pause-s         seconds to be added to every request (for trials with stragglers)
 
-Whatever goes wrong is answered with a `Failure` of one sentence. What the device did not expect is told in its own log
-alone, because that may say more than is for others to know.
+Every error is answered with a `Failure` of one sentence. Details of unexpected errors are written to the log of the
+device only: they may contain what the server must not learn.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
-from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 
 from safa.deploy.exchange.device import Device
-from safa.deploy.exchange.messages import Failure, Introduction, Missing, Update, read_invitation, read_order, written
-from safa.deploy.launcher.watchdog import end_with_parent
+from safa.deploy.exchange.messages import Failure, JoinReply, ModelMissing, Update
+from safa.deploy.flower.internals import check_flower
+from safa.deploy.flower.records import read_join_request, read_train_request, to_records
+from safa.deploy.flower.watchdog import end_with_parent
 from safa.errors import SafaError
 
 __all__ = ["app"]
 
+_log = logging.getLogger("flwr")
+
 app = ClientApp()
 
-_Letter = Introduction | Update | Missing | Failure
+_Reply = JoinReply | Update | ModelMissing | Failure
 
 
 @app.query()
-def introduce(message: Message, context: Context) -> Message:
-    """Answer an invitation."""
-    return _answered(message, context, lambda device: device.introduce(read_invitation(message.content)))
+def join(message: Message, context: Context) -> Message:
+    """Reply to a JoinRequest."""
+    return _answered(message, context, lambda device: device.join(read_join_request(message.content)))
 
 
 @app.train()
-def work(message: Message, context: Context) -> Message:
-    """Answer an order."""
-    return _answered(message, context, lambda device: device.work(read_order(message.content)))
+def train(message: Message, context: Context) -> Message:
+    """Reply to a TrainRequest."""
+    return _answered(message, context, lambda device: device.train(read_train_request(message.content)))
 
 
-def _answered(message: Message, context: Context, act: Callable[[Device], _Letter]) -> Message:
-    """The device's answer, whatever happens to it."""
+def _answered(message: Message, context: Context, act: Callable[[Device], _Reply]) -> Message:
+    """The device's reply, whatever happens."""
     end_with_parent()
     try:
-        letter = act(_device(context.node_config))
-    except SafaError as wrong:
-        letter = Failure(why=str(wrong))
-    except Exception as wrong:
-        log(ERROR, "The device failed.", exc_info=True)
-        letter = Failure(why=f"the device failed with a {type(wrong).__name__}; its log says more")
-    if isinstance(letter, Failure):
-        log(WARNING, "To the server: %s", letter.why)
-    return Message(written(letter), reply_to=message)
+        check_flower()
+        reply = act(_device(context.node_config))
+    except SafaError as error:
+        reply = Failure(why=str(error))
+    except Exception as error:
+        _log.exception("The device failed.")
+        reply = Failure(why=f"the device failed with a {type(error).__name__}; see its log")
+    if isinstance(reply, Failure):
+        _log.warning("To the server: %s", reply.why)
+    return Message(to_records(reply), reply_to=message)
 
 
 def _device(config: Mapping[str, Any]) -> Device:
@@ -81,7 +85,7 @@ def _device(config: Mapping[str, Any]) -> Device:
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:
-    """A text that must stand in the node config."""
+    """A text that the node config must contain."""
     if key not in config:
         raise SafaError(f"the node config of the device lacks {key}")
     value = config[key]

@@ -1,45 +1,41 @@
-"""A clock for Flower's programs on the server that nobody can set.
+"""A clock for Flower's programs on the server that cannot be set.
 
-Flower lives by the wall clock: whether a node is online, whether the server app still is, when a message expires. A
-clock that is set forward by some minutes ends the server app and takes every device offline; one that is set back keeps
-the dead alive. So the SuperLink and the server app read the wall clock once, when the SuperLink starts, and count the
-seconds from there. Both count from the same instant: it is handed down in the environment.
+Flower uses the wall clock to decide whether a node is online, whether the server app still is, and when a message
+expires. A clock that is set forward by some minutes ends the server app and takes every device offline; one that is set
+back keeps dead ones online. So the SuperLink and the server app read the wall clock once, when the SuperLink starts,
+and count the seconds from there. Both count from the same instant, which is passed on in the environment.
 
-Signatures of devices are judged by the wall clock or by this one, whichever suits: a device whose clock is right must
-not be refused because the server's was set, be it wrongly or at last.
+Signatures of devices are accepted by the wall clock or by this one, whichever fits: a device whose clock is right must
+not be rejected because the server's was set.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-# The SuperLink imports this before Flower, so it imports nothing but the standard library.
+from safa.deploy.flower.internals import replace_clock
 
 __all__ = ["OFFSET", "Steps", "steady_flower"]
 
 OFFSET = "SAFA_CLOCK_OFFSET_S"
-"""The variable of the environment by which a SuperLink hands its clock down to the server app."""
+"""The environment variable by which a SuperLink passes its clock on to the server app."""
 
 
 _TOLERANCE = timedelta(seconds=5)  # Flower's own, for signatures from the future
-_WORTH_TELLING_S = 5.0
+_SMALLEST_STEP_S = 5.0
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def _running_s() -> float:
-    """Seconds that nobody can set; where the system knows, those count in which it was suspended."""
+    """Seconds of a clock that cannot be set, which includes those of suspension where the system counts them."""
     return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
 
 def _steady() -> datetime:
-    """The time by the clock that nobody can set."""
+    """The time by the clock that cannot be set."""
     offset = float(os.environ.setdefault(OFFSET, repr(time.time() - _running_s())))
     return datetime.fromtimestamp(offset + _running_s(), UTC)
 
@@ -54,23 +50,12 @@ class _Either:
         return min((now - signed_at for now in self._now), key=lambda age: (age < -_TOLERANCE, abs(age)))
 
 
-def steady_flower(*, begins: bool = False) -> None:
-    """Make the clock of Flower's modules in this process a steady one: the parent's, or where it `begins` one's own."""
-    if begins:
+def steady_flower(*, link: bool = False) -> None:
+    """Let Flower in this process use the clock that cannot be set: a SuperLink (`link`) starts it, others inherit."""
+    if link:
         os.environ.pop(OFFSET, None)
-    with contextlib.suppress(ImportError):  # another version of Flower, which tells the time elsewhere
-        date: Any = importlib.import_module("flwr.supercore.date")
-        wall = date.now
-        for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
-            if getattr(module, "now", None) is wall:
-                module.now = _steady  # type: ignore[attr-defined]
-        for name, clock in (
-            ("flwr.supercore.auth.superexec", wall),  # between processes of one machine, which share that clock
-            ("flwr.superlink.routers.fleet.node_auth", lambda: _Either(wall, _steady)),
-        ):
-            if name in sys.modules:
-                sys.modules[name].now = clock  # type: ignore[attr-defined]
-        _steady()
+    replace_clock(_steady, lambda wall: _Either(wall, _steady), link=link)
+    _steady()
 
 
 class Steps:
@@ -81,13 +66,13 @@ class Steps:
         self._offset = wall() - running_s()
 
     def look(self) -> str:
-        """What there is to tell since the last look, or ""."""
+        """A sentence about the step since the last call, or ""."""
         step = self._wall() - self._running_s() - self._offset
-        if abs(step) < _WORTH_TELLING_S:
+        if abs(step) < _SMALLEST_STEP_S:
             return ""
         self._offset += step
         way = "forward" if step > 0 else "back"
         return (
-            f"the clock of this machine was set {way} by {abs(step):.0f} s; the run goes on, it counts its own seconds "
-            "(after a step of more than an hour, start the server again)"
+            f"the clock of this machine was set {way} by {abs(step):.0f} s; the run is not affected "
+            "(after a step of more than an hour, restart the server)"
         )

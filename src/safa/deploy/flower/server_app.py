@@ -1,7 +1,7 @@
-"""The server of a deployment as a Flower app: a pump between Flower's messages and the conductor.
+"""The server of a deployment as a Flower app: it passes messages between Flower and the coordinator.
 
 Its run config names the folder of the run, which holds `config.toml` and `deploy.toml`. It begins the run there, or
-goes on with it. Only one process at a time works on a folder.
+resumes it. Only one process at a time works on a folder.
 """
 
 from __future__ import annotations
@@ -16,84 +16,88 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
+from safa.deploy.exchange.files import LOG
 from safa.deploy.exchange.messages import Failure
 from safa.deploy.exchange.text import printable
 from safa.deploy.flower.clock import steady_flower
+from safa.deploy.flower.internals import check_flower
 from safa.deploy.flower.mailbox import Mailbox
-from safa.deploy.launcher.watch import LOG
-from safa.deploy.launcher.watchdog import end_with_parent
+from safa.deploy.flower.watchdog import end_with_parent
 from safa.errors import SafaError
 from safa.runs.lock import hold
 
-__all__ = ["app", "conduct", "serve"]
+__all__ = ["app", "coordinate", "serve"]
 
 _log = logging.getLogger("safa.deploy")
+
+_NOT_ACCEPTED = Failure(why="Flower did not accept the message")
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the deployment to its end."""
+    """Run the deployment until it is finished."""
     end_with_parent()
+    check_flower()
     steady_flower()
     serve(Path(str(context.run_config["folder"])), grid)
 
 
 def serve(folder: Path, grid: Grid) -> None:
-    """Run the deployment of a folder to its end; where that fails, the folder's log says why in one line."""
+    """Run the deployment of a folder until it is finished; where that fails, its log says why in one line."""
     with hold(folder), _logged(folder):
         try:
-            conductor = Conductor(folder, now=time.monotonic())
-            conduct(conductor, grid)
-        except SafaError as problem:
-            _log.error("%s", problem)
+            coordinator = Coordinator(folder, now=time.monotonic())
+            coordinate(coordinator, grid)
+        except SafaError as error:
+            _log.error("%s", error)
             raise
         except SystemExit:
-            _log.error("Flower stopped the server app: the run was stopped, or its SuperLink took it for dead")
+            _log.error("Flower stopped the server app: the run was stopped, or its SuperLink considered it dead")
             raise
-        except Exception as problem:  # Flower writes the traceback to its own log
-            _log.error("%s", _why(problem))
+        except Exception as error:  # Flower writes the traceback to its own log
+            _log.error("%s", _described(error))
             raise
 
 
-def conduct(conductor: Conductor, grid: Grid) -> None:
-    """Carry letters between a conductor and a grid until the run is finished."""
-    options = conductor.options
-    mailbox = Mailbox(grid, max_bytes=conductor.screening.screen.max_bytes, ttl_s=options.ttl_s)
+def coordinate(coordinator: Coordinator, grid: Grid) -> None:
+    """Pass messages between a coordinator and a grid until the run is finished."""
+    options = coordinator.options
+    mailbox = Mailbox(grid, max_bytes=coordinator.screening.screen.max_bytes, ttl_s=options.ttl_s)
     try:
-        while not conductor.finished:
-            conductor.observe(mailbox.nodes(), now=time.monotonic())
-            for post, answer in mailbox.collect():
-                conductor.hear(post, answer, now=time.monotonic())
-            conductor.tick(now=time.monotonic())
-            while conductor.posts:
-                post = conductor.posts.popleft()
-                if not mailbox.send(post, group=str(conductor.protocol.round)):
-                    conductor.hear(post, Failure(why="Flower did not take the message"), now=time.monotonic())
+        while not coordinator.finished:
+            coordinator.on_nodes(mailbox.nodes(), now=time.monotonic())
+            for outgoing, reply in mailbox.collect():
+                coordinator.on_reply(outgoing, reply, now=time.monotonic())
+            coordinator.tick(now=time.monotonic())
+            while coordinator.outbox:
+                outgoing = coordinator.outbox.popleft()
+                if not mailbox.send(outgoing, group=str(coordinator.protocol.round)):
+                    coordinator.on_reply(outgoing, _NOT_ACCEPTED, now=time.monotonic())
             time.sleep(options.poll_s)
     finally:
-        conductor.stop()
+        coordinator.stop()
 
 
-def _why(problem: Exception) -> str:
+def _described(error: Exception) -> str:
     """Why the server stops, in a sentence."""
-    if isinstance(problem, OSError) and problem.strerror:
-        return f"cannot read or write {problem.filename or 'the folder of the run'}: {problem.strerror}"
-    said = str(problem).strip().partition("\n")[0]
-    return f"the server app failed with a {type(problem).__name__}{said and f': {said}'}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot read or write {error.filename or 'the folder of the run'}: {error.strerror}"
+    text = str(error).strip().partition("\n")[0]
+    return f"the server app failed with a {type(error).__name__}{text and f': {text}'}"
 
 
 class _Handler(logging.FileHandler):
-    """Writes to the log as long as it can be written; that it cannot is no reason to print tracebacks."""
+    """Writes to the log as long as that is possible, and prints no tracebacks where it is not."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Let it be."""
+        """Ignore it."""
 
 
 class _Lines(logging.Formatter):
-    """Writes a message as one printable line, whoever wrote parts of it; only tracebacks have lines of their own."""
+    """Writes a message as one printable line, wherever its parts come from; only tracebacks have several."""
 
     converter = time.gmtime  # type: ignore[assignment]
 
@@ -106,7 +110,7 @@ class _Lines(logging.Formatter):
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Write what happens to the folder's log, besides Flower's own."""
+    """Write log records to the log of the folder, too."""
     handler = _Handler(folder / LOG, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     _log.addHandler(handler)

@@ -52,7 +52,7 @@ def make_keys(
 
     `hosts` are the names and addresses by which clients call the server; those of the machine itself are added. The
     certificates hold from five minutes before `now` for so many `days`; a negative number makes expired ones. Files
-    that exist are an error, found before anything is written, unless `force` is given; other clients' keys stay.
+    that exist are an error, found before anything is to_records, unless `force` is given; other clients' keys stay.
     """
     root = Path(folder)
     names = _host_names([*hosts, *_OWN_HOSTS])
@@ -193,8 +193,8 @@ def _write_all(files: _Files, *, force: bool) -> list[Path]:
             if force:
                 path.unlink(missing_ok=True)
             _write(path, content, mode)
-    except OSError as problem:
-        raise SafaError(f"cannot write {problem.filename}: {problem.strerror}") from None
+    except OSError as error:
+        raise SafaError(f"cannot write {error.filename}: {error.strerror}") from None
     return [path for path, _, _ in files]
 
 

@@ -1,4 +1,4 @@
-"""Apps do not outlive what started them: Flower leaves them behind when a SuperLink or a SuperNode is killed."""
+"""A watchdog for apps: Flower leaves them running when a SuperLink or a SuperNode is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def end_with_parent() -> None:
-    """End this process at once when its parent is gone; everything that counts is on the disk by then."""
+    """End this process at once when its parent has ended; its state is on the disk by then."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 

@@ -21,12 +21,14 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
-from safa.deploy.exchange.codec import most_parts, pack
-from safa.deploy.exchange.messages import Update, written
-from safa.deploy.flower import gate as module
+from safa.deploy.exchange.codec import encode
+from safa.deploy.exchange.messages import Update
+from safa.deploy.flower import request_filter as module
 from safa.deploy.flower.app import app_fault, write_app
-from safa.deploy.flower.gate import Doors, Gate, reply_fault
-from safa.deploy.launcher.processes import LOOPBACK, bound
+from safa.deploy.flower.internals import max_parts
+from safa.deploy.flower.ports import LOOPBACK, bound_socket
+from safa.deploy.flower.records import to_records
+from safa.deploy.flower.request_filter import Listeners, RequestFilter, reply_fault
 
 INNER, OUTER, PARTS = 1, 2, 100
 PUSH, OBJECT, PULL = "/v1/fleet/push-messages", "/v1/fleet/push-object", "/v1/fleet/pull-messages"
@@ -63,7 +65,7 @@ class Flower:
 
 
 def answered(
-    door: Gate, path: str, body: bytes = b"", *, port: int = OUTER, headers: dict[str, str] | None = None
+    listener: RequestFilter, path: str, body: bytes = b"", *, port: int = OUTER, headers: dict[str, str] | None = None
 ) -> int:
     """The status that a request is answered with."""
     given = {"content-length": str(len(body)), "host": "fl.example.org"} if headers is None else headers
@@ -78,19 +80,19 @@ def answered(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(listener(scope, receive, send))
     return int(sent[0]["status"])
 
 
 def test_the_outer_door_leads_to_what_is_for_devices() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER, parts=PARTS)
-    assert answered(door, "/v1/control/start-run") == 404
-    assert answered(door, PULL, headers={}) == 411
-    assert answered(door, PULL, headers={"content-length": "9" * 5000}) == 413
+    listener = RequestFilter(flower, inner_port=INNER, parts=PARTS)
+    assert answered(listener, "/v1/control/start-run") == 404
+    assert answered(listener, PULL, headers={}) == 411
+    assert answered(listener, PULL, headers={"content-length": "9" * 5000}) == 413
     assert not flower.asked
-    assert answered(door, "/v1/control/start-run", b"x" * 300_000, port=INNER) == 200
-    assert answered(door, PULL, b"who") == 200
+    assert answered(listener, "/v1/control/start-run", b"x" * 300_000, port=INNER) == 200
+    assert answered(listener, PULL, b"who") == 200
     (_, first), (scope, second) = flower.asked
     assert (len(first), second) == (300_000, b"who")
     assert b"host" not in dict(scope["headers"])
@@ -98,28 +100,28 @@ def test_the_outer_door_leads_to_what_is_for_devices() -> None:
 
 def test_only_objects_may_be_large() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER, parts=PARTS)
-    assert answered(door, OBJECT, b"x" * 8_000_000) == 200
-    assert answered(door, OBJECT, b"x" * 8_000_001) == 413
-    assert answered(door, PULL, b"x" * 256_001) == 413
+    listener = RequestFilter(flower, inner_port=INNER, parts=PARTS)
+    assert answered(listener, OBJECT, b"x" * 8_000_000) == 200
+    assert answered(listener, OBJECT, b"x" * 8_000_001) == 413
+    assert answered(listener, PULL, b"x" * 256_001) == 413
     assert len(flower.asked) == 1
 
 
 def test_what_is_held_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER, parts=PARTS)
+    listener = RequestFilter(flower, inner_port=INNER, parts=PARTS)
     monkeypatch.setattr(module, "_MOST_HELD_BYTES", 1000)
-    assert answered(door, PULL, b"x" * 1001) == 503
-    assert [answered(door, PULL, b"x" * 1000) for _ in range(3)] == [200] * 3  # what is answered is held no more
+    assert answered(listener, PULL, b"x" * 1001) == 503
+    assert [answered(listener, PULL, b"x" * 1000) for _ in range(3)] == [200] * 3  # what is answered is held no more
 
 
 def test_a_reply_of_many_parts_is_refused_before_flower_sees_it() -> None:
     flower = Flower()
-    door = Gate(flower, inner_port=INNER, parts=PARTS)
-    assert answered(door, PUSH, announcement(19_000)) == 413
-    assert answered(door, PUSH, announcement(PARTS + 1)) == 413
+    listener = RequestFilter(flower, inner_port=INNER, parts=PARTS)
+    assert answered(listener, PUSH, announcement(19_000)) == 413
+    assert answered(listener, PUSH, announcement(PARTS + 1)) == 413
     assert not flower.asked
-    assert answered(door, PUSH, announcement(PARTS)) == 200
+    assert answered(listener, PUSH, announcement(PARTS)) == 200
     assert flower.asked[0][1] == announcement(PARTS)
 
 
@@ -151,13 +153,13 @@ def test_what_is_no_reply_of_a_device_is_refused(body: bytes) -> None:
 def test_an_honest_update_of_any_size_has_few_enough_parts() -> None:
     for numbers in (13, 1_000_000, 30_000_000):
         update = Update(
-            attempt=1, version=1, seconds=1.0, parcel=pack({"w": np.arange(numbers, dtype=np.float32)}, "float32")
+            attempt=1, version=1, seconds=1.0, encoded=encode({"w": np.arange(numbers, dtype=np.float32)}, "float32")
         )
-        records = written(update)
+        records = to_records(update)
         pieces = len(list(iterate_object_tree(get_object_tree(records))))  # and the message itself
-        assert pieces + 1 <= most_parts(4 * numbers) - 70
-    assert most_parts(0) == 100
-    assert most_parts(2 * 10**9) == 401
+        assert pieces + 1 <= max_parts(4 * numbers) - 70
+    assert max_parts(0) == 100
+    assert max_parts(2 * 10**9) == 401
 
 
 # -- connections -----------------------------------------------------------------------------------------------------
@@ -165,11 +167,11 @@ def test_an_honest_update_of_any_size_has_few_enough_parts() -> None:
 
 @contextmanager
 def open_doors(flower: Any, *, request_s: float) -> Iterator[int]:
-    """A server with two doors, and the port of the outer one."""
-    inner, outer = bound(LOOPBACK, 0), bound(LOOPBACK, 0)
+    """A server with two listeners, and the port of the outer one."""
+    inner, outer = bound_socket(LOOPBACK, 0), bound_socket(LOOPBACK, 0)
     inner_port = int(inner.getsockname()[1])
-    gate = Gate(flower, inner_port=inner_port, parts=PARTS, request_s=request_s)
-    server = Doors(gate, inner_port=inner_port, request_s=request_s, lifespan="off", log_level="error")
+    gate = RequestFilter(flower, inner_port=inner_port, parts=PARTS, request_s=request_s)
+    server = Listeners(gate, inner_port=inner_port, request_s=request_s, lifespan="off", log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [inner, outer]})
     port = int(outer.getsockname()[1])
     thread.start()

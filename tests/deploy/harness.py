@@ -1,4 +1,4 @@
-"""Deployments without a network: real devices and a real conductor, in one process and in virtual time."""
+"""Deployments without a network: real devices and a real coordinator, in one process and in virtual time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from safa.deploy.exchange.coordinator import Conductor
+from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.exchange.device import Device
-from safa.deploy.exchange.messages import Answer, Introduction, Invitation, Order, Post
+from safa.deploy.exchange.messages import JoinReply, JoinRequest, Outgoing, Reply, TrainRequest
 from safa.deploy.exchange.options import FILE, Options
-from safa.experiments.simulate import Learning
+from safa.server.setup import Learning
 from safa.fleet import make_fleet
 from safa.protocol import Events, registry
 from safa.protocol.records import EndedBy, RoundRecord, Verdict
@@ -27,11 +27,11 @@ from safa.tasks import load_problem
 from safa.training.setup import make_shards
 
 PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
-Forge = Callable[[Order, Answer], Answer]
+Forge = Callable[[TrainRequest, Reply], Reply]
 
 
 @dataclass
-class Player:
+class Peer:
     """A device and how it behaves."""
 
     name: str
@@ -41,10 +41,10 @@ class Player:
     delay_s: float = 3.0
     is_online: bool = True
     forge: Forge | None = None
-    """What it sends instead of its honest answer to an order."""
+    """What it sends instead of its honest reply to an request."""
     declares: float | None = None
     """The n_k that it claims to have."""
-    orders: list[Order] = field(default_factory=list)
+    requests: list[TrainRequest] = field(default_factory=list)
 
 
 def prepare(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Settings:
@@ -58,8 +58,8 @@ def prepare(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any] |
     return settings
 
 
-class Stage:
-    """A conductor and its devices; a step is a second."""
+class Harness:
+    """A coordinator and its devices; a step is a second."""
 
     def __init__(
         self,
@@ -70,69 +70,69 @@ class Stage:
     ) -> None:
         self.folder, self.now = folder, 1000.0
         self.settings = prepare(folder / "run", given or {}, options)
-        self.players: list[Player] = []
+        self.peers: list[Peer] = []
         self._nodes = itertools.count(100)
         for part in range(self.settings.clients):
             self.join(f"client-{part}", part).delay_s = (delays_s or {}).get(part, 3.0 + part)
-        self.conductor = Conductor(self.folder / "run", now=self.now)
-        self._mail: list[tuple[float, int, Post, Answer]] = []
-        self._posted = itertools.count()
+        self.coordinator = Coordinator(self.folder / "run", now=self.now)
+        self._mail: list[tuple[float, int, Outgoing, Reply]] = []
+        self._sent = itertools.count()
 
-    def join(self, name: str, part: int) -> Player:
+    def join(self, name: str, part: int) -> Peer:
         """A further device."""
         device = Device(name, self.folder / name, partition=part)
-        self.players.append(Player(name, part, device, next(self._nodes)))
-        return self.players[-1]
+        self.peers.append(Peer(name, part, device, next(self._nodes)))
+        return self.peers[-1]
 
-    def restart(self, player: Player) -> None:
+    def restart(self, peer: Peer) -> None:
         """A device is started anew: it has its state file, and another node id."""
-        player.device = Device(player.name, self.folder / player.name, partition=player.part)
-        player.node, player.is_online = next(self._nodes), True
+        peer.device = Device(peer.name, self.folder / peer.name, partition=peer.part)
+        peer.node, peer.is_online = next(self._nodes), True
 
     def kill_server(self) -> None:
         """The server and everything under way is lost; a new one takes its place."""
         self._mail = []
-        self.conductor.stop()
-        self.conductor = Conductor(self.folder / "run", now=self.now)
+        self.coordinator.stop()
+        self.coordinator = Coordinator(self.folder / "run", now=self.now)
 
     def step(self) -> None:
         self.now += 1
-        self.conductor.observe([player.node for player in self.players if player.is_online], now=self.now)
+        self.coordinator.on_nodes([peer.node for peer in self.peers if peer.is_online], now=self.now)
         while self._mail and self._mail[0][0] <= self.now:
-            _, _, post, answer = heapq.heappop(self._mail)
-            if any(player.node == post.node and player.is_online for player in self.players):
-                self.conductor.hear(post, answer, now=self.now)
-        self.conductor.tick(now=self.now)
-        while self.conductor.posts:
-            self._carry(self.conductor.posts.popleft())
+            _, _, outgoing, reply = heapq.heappop(self._mail)
+            if any(peer.node == outgoing.node and peer.is_online for peer in self.peers):
+                self.coordinator.on_reply(outgoing, reply, now=self.now)
+        self.coordinator.tick(now=self.now)
+        while self.coordinator.outbox:
+            self._carry(self.coordinator.outbox.popleft())
 
-    def _carry(self, post: Post) -> None:
-        player = next((player for player in self.players if player.node == post.node), None)
-        if player is None or not player.is_online:
+    def _carry(self, outgoing: Outgoing) -> None:
+        peer = next((peer for peer in self.peers if peer.node == outgoing.node), None)
+        if peer is None or not peer.is_online:
             return
-        answer: Answer
-        if isinstance(post.letter, Invitation):
-            answer, due = player.device.introduce(post.letter), self.now
-            if player.declares is not None:
-                assert isinstance(answer, Introduction)
-                answer = replace(answer, size=player.declares)
+        reply: Reply
+        if isinstance(outgoing.message, JoinRequest):
+            reply, due = peer.device.join(outgoing.message), self.now
+            if peer.declares is not None:
+                assert isinstance(reply, JoinReply)
+                reply = replace(reply, size=peer.declares)
         else:
-            player.orders.append(post.letter)
-            answer, due = player.device.work(post.letter), self.now + player.delay_s
-            if player.forge is not None:
-                answer = player.forge(post.letter, answer)
-        heapq.heappush(self._mail, (due, next(self._posted), post.without_model(), answer))
+            peer.requests.append(outgoing.message)
+            reply, due = peer.device.train(outgoing.message), self.now + peer.delay_s
+            if peer.forge is not None:
+                reply = peer.forge(outgoing.message, reply)
+        heapq.heappush(self._mail, (due, next(self._sent), outgoing.without_model(), reply))
 
-    def play(self, until: Callable[[], bool] | None = None) -> Run:
+    def run(self, until: Callable[[], bool] | None = None) -> Run:
         """Go on until the run is finished, or until something has come to pass."""
         for _ in range(5000):
-            if self.conductor.finished or (until is not None and until()):
+            if self.coordinator.finished or (until is not None and until()):
                 return load_run(self.folder / "run")
             self.step()
-        raise AssertionError(f"still in round {self.conductor.protocol.round} after 5000 seconds")
+        raise AssertionError(f"still in round {self.coordinator.protocol.round} after 5000 seconds")
 
     def in_round(self, number: int) -> Callable[[], bool]:
-        return lambda: self.conductor.protocol.round >= number and self.conductor.protocol.is_open
+        return lambda: self.coordinator.protocol.round >= number and self.coordinator.protocol.is_open
 
 
 def fed_again(run: Run) -> dict[str, torch.Tensor]:
@@ -142,8 +142,8 @@ def fed_again(run: Run) -> dict[str, torch.Tensor]:
     assert roster is not None
     parts = make_shards(settings, problem, np.asarray(make_fleet(settings).sizes, dtype=np.float64))
     shards = [parts[member["details"]["partition"]] for member in roster]
-    learning = Learning(settings, problem, np.empty(0), shards=shards)
     protocol = registry.build(settings.protocol, np.empty(0), settings.values())
+    learning = Learning(settings, problem, protocol, shards=shards)
     for record in run.records():
         assert np.any(record.verdict != Verdict.REFUSED), f"round {record.round} took no update"
         again = _round_again(protocol, record, settings)

@@ -1,9 +1,9 @@
 """What a narrow wire saves and costs: the same deployment with float32, float16 and int8, in virtual time.
 
-    python -m benchmarks.wire [TASK ...]
+    python -m benchmarks.codec [TASK ...]
 
-Conductor and devices are the real ones; only the network between them is left out, so that all three see the same
-arrivals in the same order.
+Coordinator and devices are the real ones; only the network between them is left out, so that all three see the same
+arrivals in the same request.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.deploy.stage import Stage, apart
+from tests.deploy.harness import Harness, apart
 
-from safa.deploy.exchange.codec import KINDS
+from safa.deploy.exchange.codec import CODECS
 
 _SETTINGS = {
     "boston": {"clients": 5, "rounds": 30},
@@ -28,9 +28,9 @@ def main(tasks: list[str]) -> None:
     print("|---|---|---:|---:|---:|---:|---:|")
     for task in tasks:
         exact = None
-        for wire in KINDS:
+        for wire in CODECS:
             with tempfile.TemporaryDirectory() as folder:
-                run = Stage(Path(folder) / "stage", {"task": task, **_SETTINGS[task]}, {"wire": wire}).play()
+                run = Harness(Path(folder) / "harness", {"task": task, **_SETTINGS[task]}, {"codec": wire}).run()
                 records, model = list(run.records()), run.model()
             exact = exact or model
             up, down = (sum(getattr(r, name) for r in records) / 1e6 for name in ("bytes_up", "bytes_down"))

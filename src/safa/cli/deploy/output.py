@@ -1,0 +1,97 @@
+"""What `safa deploy` prints while a run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from safa.deploy.exchange.files import finished_rounds
+from safa.deploy.exchange.text import printable
+from safa.protocol.records import RoundRecord
+from safa.runs import load_run
+
+__all__ = ["show_run", "sigterm_like_ctrl_c"]
+
+
+@contextmanager
+def sigterm_like_ctrl_c() -> Iterator[None]:
+    """Be stopped by a service manager (SIGTERM) as by a person (Ctrl-C)."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def show_run(
+    arguments: argparse.Namespace, kind: str, folder: Path, run: Callable[[Path, Callable[[Any], None]], None]
+) -> None:
+    """Run a deployment to its end, and print what happens and the result."""
+    show = _Show(quiet=arguments.quiet)
+    rounds = load_run(folder).settings.rounds
+    try:
+        with sigterm_like_ctrl_c():
+            show.line(f"Written to {folder} as it happens.")
+            run(folder, show)
+    except KeyboardInterrupt:
+        kept = f"{finished_rounds(folder)} of {rounds} rounds are finished and can be read in {folder}"
+        raise KeyboardInterrupt(f"{kept}; resume with safa deploy {kind} --resume {folder}") from None
+    show.end(folder)
+
+
+class _Show:
+    """Prints rounds as rows of a table to stdout, and all other lines to stderr."""
+
+    _COLUMNS = ("round", "time, s", "picked", "undrafted", "refused", "clients", "loss", "accuracy")
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._headed = quiet, False
+        self._out, self._err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+    def __call__(self, event: RoundRecord | str) -> None:
+        if isinstance(event, str):
+            self.line(event)
+        elif not self._quiet:
+            if not self._headed:
+                self._row(*self._COLUMNS, style="cyan")
+                self._headed = True
+            counts = len(event.picked), len(event.undrafted), len(event.refused), event.clients
+            learnt = ("" if value is None else f"{value:.4g}" for value in (event.loss, event.accuracy))
+            self._row(str(event.round), f"{event.closed_s:.1f}", *map(str, counts), *learnt)
+
+    def line(self, text: str) -> None:
+        """A line that is no round."""
+        if not self._quiet:
+            self._err.print(printable(text), soft_wrap=True, markup=False)
+
+    def _row(self, *cells: str, style: str = "") -> None:
+        text = "  ".join(cell.rjust(max(len(title), 7)) for cell, title in zip(cells, self._COLUMNS, strict=True))
+        self._out.print(text, style=style, soft_wrap=True, markup=False)
+
+    def end(self, folder: Path) -> None:
+        """The result."""
+        if self._quiet:
+            return
+        run = load_run(folder)
+        summary = run.summary or {}
+        found = [f"{word} of {summary[k]:.4g}" for word, k in _FOUND.items() if summary.get(k) is not None]
+        learnt = f"The model has {' and '.join(found)}. " if found else ""
+        self._out.print(
+            f"Run finished: {run.settings.rounds} rounds. {learnt}Written to {folder}; safa report {folder} makes a "
+            f"page of it, safa replay {folder} trains its model again.",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+_FOUND = {"an accuracy": "last_accuracy", "a loss": "last_loss"}

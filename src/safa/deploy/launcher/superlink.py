@@ -1,0 +1,228 @@
+"""The SuperLink of a run, as a process: its keys, and the run that is submitted to it.
+
+Everything of Flower's lies in RUN/flower/:
+
+    link.json         where the server listens and how it is protected, for when the run is resumed
+    keys/             those of a trial on one machine (see `safa.deploy.launcher.keys`)
+    app/              the app that is submitted; `FLWR_HOME=RUN/flower/home flwr run RUN/flower/app safa` by hand
+    home/             FLWR_HOME: how `flwr` reaches the SuperLink, and what Flower installs
+    state.db          the SuperLink's database: nodes, keys, messages
+    registered.json   which public key is registered under which name, and as which node
+    superlink.log     the log of the SuperLink, and of the server app on it
+    NAME/             FLWR_HOME, node config and log of a client's SuperNode on this machine
+
+The SuperLink has two listeners (see `safa.deploy.flower.request_filter`): devices use the public port that was asked
+for; the operator's commands use a second port, on the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from safa.deploy.exchange.files import NODES
+from safa.deploy.exchange.options import FILE as OPTIONS_FILE
+from safa.deploy.exchange.options import Options
+from safa.deploy.exchange.text import printable
+from safa.deploy.flower.app import write_app
+from safa.deploy.flower.internals import FLWR_PROGRAM, max_parts
+from safa.deploy.flower.ports import LOOPBACK, free_port
+from safa.deploy.launcher.checks import check_keys, check_port, unreachable, write_fault
+from safa.deploy.launcher.follow import last_line
+from safa.deploy.launcher.link import FLOWER, OWNER_ONLY, Link
+from safa.deploy.launcher.processes import Processes
+from safa.deploy.launcher.register import REGISTERED, Register, error_of, registered_in
+from safa.errors import SafaError
+from safa.runs import has_checkpoint, write_atomically
+from safa.runs.lock import is_held
+
+__all__ = ["SuperLink"]
+
+PROGRAM = ("-m", "safa.deploy.flower.superlink")
+"""What Python executes for a SuperLink."""
+
+_CONNECTION = "safa"
+_LOG = "superlink.log"
+_UP_S, _ASK_S = 60.0, 120.0
+_PORT_S = 6.0  # how long a killed server may still hold its port
+_STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
+_TRY_EVERY_S = 5.0
+
+
+class SuperLink:
+    """The process of the SuperLink of a run, the keys that are registered with it, and the run on it."""
+
+    def __init__(self, processes: Processes, folder: Path, link: Link) -> None:
+        self._processes = processes
+        self.folder = folder.resolve()
+        self._flower = self.folder / FLOWER
+        self.keys = self.folder / link.keys if link.keys else None  # an absolute path stays what it is
+        self.host, self.port = link.host, link.port or free_port()
+        self.inner_port = next(port for port in iter(free_port, 0) if port != self.port)
+        self.resumes = has_checkpoint(self.folder)
+        self._process: subprocess.Popen[bytes] | None = None
+        names = self.folder / NODES, self._flower / REGISTERED
+        self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None
+        self._run = ""
+        self._held = False
+        self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
+        self._try_at, self._unwritable = 0.0, ""
+        self._ended = ""
+
+    def open(self) -> None:
+        """Start the SuperLink, and wait until it answers. Where the run is resumed, it keeps its database."""
+        if self.keys:
+            check_keys(self.keys)
+        self._wait_for_port()
+        with suppress(PermissionError):
+            self.folder.chmod(OWNER_ONLY)  # an earlier version may have made it readable for all
+        self._remove_damaged()
+        self._write_connection()
+        self._process = self._processes.start(self._command(), log=self._flower / _LOG)
+        deadline = time.monotonic() + _UP_S
+        while unreachable(f"{LOOPBACK}:{self.inner_port}", None):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log = self._flower / _LOG
+                reason = write_fault(self._flower) or last_line(log)
+                raise SafaError(f"Flower's SuperLink did not start{reason and f': {reason}'}; see {log}")
+            time.sleep(0.1)
+
+    def _write_connection(self) -> None:
+        """Write how `flwr` reaches this SuperLink."""
+        home = self._flower / "home"
+        home.mkdir(exist_ok=True)
+        trust = f"root-certificates = {_quoted(self.keys / 'ca.crt')}" if self.keys else "insecure = true"
+        address = f'address = "{LOOPBACK}:{self.inner_port}"'
+        write_atomically(home / "config.toml", f"[superlink.{_CONNECTION}]\n{address}\n{trust}\n".encode())
+
+    def _remove_damaged(self) -> None:
+        """Remove Flower's database where the run begins, and where it or the register of keys is unusable.
+
+        Otherwise it would consider every key revoked. Devices keep their names, and the run its clients.
+        """
+        database, registered = self._flower / "state.db", self._flower / REGISTERED
+        is_known = not self.keys or registered_in(registered) is not None
+        if not (self.resumes and is_known and _is_database(database)):
+            for old in (*self._flower.glob("state.db*"), registered, self.folder / NODES):
+                old.unlink(missing_ok=True)
+
+    def _wait_for_port(self) -> None:
+        """Wait for the port: a server that was killed just now holds it until its watchdog has stopped the rest."""
+        deadline = time.monotonic() + _PORT_S
+        while True:
+            try:
+                return check_port(self.host, self.port)
+            except SafaError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def _command(self) -> list[str]:
+        parts = max_parts(int(Options.read(self.folder / OPTIONS_FILE).max_mb * 1e6))
+        command = [sys.executable, "-P", *PROGRAM, self.host, str(self.port), str(parts)]
+        command += ["--host", LOOPBACK, "--port", str(self.inner_port), "--database", str(self._flower / "state.db")]
+        command += ["--disable-runtime-dependency-installation"]
+        if not self.keys:
+            return [*command, "--insecure"]
+        command += ["--enable-supernode-auth", f"--ssl-ca-certfile={self.keys / 'ca.crt'}"]
+        return [*command, f"--ssl-certfile={self.keys / 'server.pem'}", f"--ssl-keyfile={self.keys / 'server.key'}"]
+
+    def submit(self) -> None:
+        """Submit the run. An earlier one that Flower still considers running is stopped."""
+        if self.resumes:
+            (listed,) = self.flwr(["ls", _CONNECTION])
+            runs = [run["run-id"] for run in listed.get("runs", []) if not run["status"].startswith("finished")]
+            self.flwr(*(["stop", run, _CONNECTION] for run in runs))
+        app = self._flower / "app"
+        write_app(app, run=self.folder)
+        (answer,) = self.flwr(["run", str(app), _CONNECTION])
+        if not answer.get("run-id"):
+            raise SafaError(f"Flower did not accept the run: {error_of(answer)}")
+        self._run, self._ask_at = str(answer["run-id"]), time.monotonic() + _STATUS_FIRST_S
+
+    def is_over(self) -> bool:
+        """Whether the run has ended, finished or not.
+
+        A server app that is killed releases the lock of the folder. Flower notices a minute later; it is asked only now
+        and then, since that takes a second, to notice an app that never held the lock. On a full disk all processes
+        would wait forever: the run is stopped instead.
+        """
+        self._ended = self._ended or self._link_fault() or self._app_fault()
+        self._ended = self._ended or self._disk_fault() or self._status_fault()
+        return bool(self._ended)
+
+    def why(self, error: str) -> str:
+        """Why the run has ended: a full disk, or the last error in the server's log, or what was observed."""
+        return write_fault(self._flower) or error or self._ended
+
+    def _link_fault(self) -> str:
+        code = self._process.poll() if self._process else 0
+        if code is None:
+            return ""
+        line = last_line(self._flower / _LOG) if code > 0 else ""
+        return f"the SuperLink {_ending(code)}{line and f'; its log ends with: {line}'}"
+
+    def _app_fault(self) -> str:
+        held = is_held(self.folder)
+        ended, self._held = self._held and not held, held
+        return "the server app was killed, or stopped by Flower" if ended else ""
+
+    def _disk_fault(self) -> str:
+        if time.monotonic() < self._try_at:
+            return ""
+        self._try_at = time.monotonic() + _TRY_EVERY_S
+        before, self._unwritable = self._unwritable, write_fault(self.folder)
+        return before and self._unwritable  # twice in a row: a network disk may fail for a moment
+
+    def _status_fault(self) -> str:
+        if time.monotonic() < self._ask_at:
+            return ""
+        (listed,) = self.flwr(["ls", _CONNECTION, "--run-id", self._run])
+        self._ask_at, self._ask_every = time.monotonic() + self._ask_every, min(2 * self._ask_every, _STATUS_LAST_S)
+        ended = [run["status"] for run in listed.get("runs", []) if run["status"].startswith("finished")]
+        return f"Flower says of the server app: {printable(ended[0])}" if ended else ""
+
+    def flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
+        """The answers of `flwr` to some commands, all executed by one process, since that takes a second to start."""
+        if not commands:
+            return []
+        asked = json.dumps([[*command, "--format", "json"] for command in commands])
+        try:
+            output, errors = self._processes.ask([sys.executable, "-P", "-c", FLWR_PROGRAM], asked, timeout_s=_ASK_S)
+        except subprocess.TimeoutExpired:
+            output, errors = "", "it took too long"
+        answers: list[dict[str, Any]] = []
+        for text in [*output.split("\x1e"), *("" for _ in commands)][: len(commands)]:
+            try:
+                answers.append(json.loads(text))
+            except ValueError:
+                answers.append({"error-message": text.strip() or errors.strip()})
+        return answers
+
+
+def _is_database(file: Path) -> bool:
+    """Whether a file is an intact SQLite database."""
+    if not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
+
+
+def _ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
+
+
+def _quoted(path: Path) -> str:
+    """A path as in TOML; JSON's escapes of rare characters are not."""
+    return json.dumps(str(path), ensure_ascii=False)

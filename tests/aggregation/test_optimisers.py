@@ -29,7 +29,8 @@ def plain_mean() -> Aggregator:
 
 def gradients_of_mean(steps: Sequence[PlayedStep]) -> list[Row]:
     lengths = [1.0 if step.rule is Rule.CACHE else step.weight.sum() for step in steps]
-    deltas = [(step.rows - step.start)[step.picked] for step in steps]
+    origins = [step.start if step.rule is Rule.DELTA else step.before for step in steps]
+    deltas = [(step.rows - origin)[step.picked] for step, origin in zip(steps, origins, strict=True)]
     return [
         length * delta.mean(axis=0) if len(delta) else np.zeros_like(steps[0].before)
         for length, delta in zip(lengths, deltas, strict=True)

@@ -49,11 +49,12 @@ class ModelCache(Aggregator):
 
     def step(self, step: Step) -> Tensor:
         """Eq. 6-8; the undrafted updates of the round before (Eq. 8) come first among the updates."""
-        picked = [np.empty(0, dtype=np.int64)]
+        forced = step.deprecated
         for part in step.updates:
             self.keep(part)
-            picked.append(part.client[part.picked])
-        self._refer(np.setdiff1d(step.deprecated, np.concatenate(picked)), step.version - 1)
+            if len(forced):
+                forced = np.setdiff1d(forced, part.client[part.picked])
+        self._refer(forced, step.version - 1)
         return self._aggregate()
 
     def keep(self, updates: Updates) -> None:
@@ -221,5 +222,7 @@ def _differ(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
 
 def _last_of_each(updates: Updates) -> Updates:
     """The last update of each client, in order of arrival."""
+    if len(updates) < 2:
+        return updates
     _, last = np.unique(updates.client[::-1], return_index=True)
     return updates.part(np.sort(len(updates) - 1 - last))

@@ -78,16 +78,6 @@ class RowTable:
         self._place[chosen] = -1
         self._changed[chosen] = False
 
-    def spill(self, numbers: Ids) -> None:
-        """Move these rows to files, so that there is room in memory for others."""
-        places = self._places_of(numbers)
-        chosen = numbers[places < self.room]
-        if len(chosen):
-            old, new = self._place[chosen], np.array(self._in_files.take(len(chosen)), dtype=np.int64)
-            self._write(new, self._read(old))
-            self._place[chosen] = new
-            self._give_back(old)
-
     @property
     def numbers(self) -> Ids:
         """The numbers that have a row, in rising order."""
@@ -132,16 +122,26 @@ class RowTable:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _write(self, places: Ids, rows: Tensor) -> None:
+        if self._are_in_first(places):
+            self._block(0).index_copy_(0, _index(places, self._block(0)), rows.to(self._block(0)))
+            return
         for block, offsets, which in self._by_block(places):
             held = self._block(block)
             held[_index(offsets, held)] = rows[_index(which, rows)].to(held)
 
     def _read(self, places: Ids) -> Tensor:
+        if self._are_in_first(places):
+            held = self._block(0)
+            return held.index_select(0, _index(places, held)).to(self._like.device)
         found = self._like.new_empty(len(places), self._like.numel())
         for block, offsets, which in self._by_block(places):
             held = self._block(block)
             found[_index(which, found)] = held[_index(offsets, held)].to(found.device)
         return found
+
+    def _are_in_first(self, places: Ids) -> bool:
+        """Whether all of these places are in the first block, as they are where rows are small or few."""
+        return len(places) > 0 and int(places.max()) < self._per_block
 
     def _by_block(self, places: Ids) -> Iterator[tuple[int, Ids, Ids]]:
         """Each block that has some of these places, with where they are in it and which of the places they are."""
@@ -163,61 +163,78 @@ class Versions:
     """The global models that somebody may still start from, by version.
 
     They may be as many as there are clients. A quarter of `memory_mb` is for them; beyond that, the oldest are moved to
-    memory-mapped files. The latest is always in memory.
+    memory-mapped files. The latest is always in memory. A checkpoint sees them as a `RowTable`.
     """
 
     def __init__(self, start: Tensor, *, memory_mb: float = 4096.0) -> None:
         """`start` is w(0) as a row."""
-        self.table = RowTable(start, memory_mb=memory_mb / 4)
-        self._in_memory: dict[int, None] = {}  # oldest first
-        self._spilled: set[int] = set()
-        self.add(0, start)
+        self.latest, self._changed = 0, {0}
+        self._models = {0: start}
+        self._most = rows_that_fit(start, memory_mb, times=4)
+        self._spilled = RowTable(start, memory_mb=0.0)
 
     @property
     def model(self) -> Tensor:
         """The latest global model."""
-        return self._model
+        return self._models[self.latest]
 
     def add(self, version: int, model: Tensor) -> None:
         """Keep a new version, which is the latest from now on."""
-        self._spilled.discard(version)
-        self._in_memory.pop(version, None)
-        self._in_memory[version] = None
-        while len(self._in_memory) > max(1, self.table.room):
-            self._spill(next(iter(self._in_memory)))
-        self.table.put(np.array([version]), model.unsqueeze(0))
-        self.latest, self._model = version, model
-
-    def _spill(self, version: int) -> None:
-        del self._in_memory[version]
-        self.table.spill(np.array([version]))
-        self._spilled.add(version)
+        if self._models.pop(version, None) is None and len(self._spilled.numbers):
+            self._spilled.drop([version])
+        self._models[version] = model
+        self._changed.add(version)
+        self.latest = version
+        while len(self._models) > self._most:
+            oldest = next(iter(self._models))
+            self._spilled.put(np.array([oldest]), self._models.pop(oldest).unsqueeze(0))
 
     def __getitem__(self, version: int) -> Tensor:
-        return self._model if version == self.latest else self.table.get(np.array([version]))[0]
+        return self._models[version] if version in self._models else self._spilled.get(np.array([version]))[0]
 
     def rows(self, versions: Ids) -> Tensor:
-        """The models of these versions, one row each."""
+        """The models of these versions, one row each; not to be changed."""
+        if np.all(versions == self.latest):
+            return self.model.expand(len(versions), -1)
         distinct, places = np.unique(versions, return_inverse=True)
-        found = self.table.get(distinct)
+        found = self.get(distinct)
         return found[_index(places, found)]
 
     def forget_all_but(self, needed: Iterable[int]) -> None:
         """Drop the versions that nobody needs any more; the latest always stays."""
-        gone = {*self._in_memory, *self._spilled} - {*needed, self.latest}
-        self.table.drop(gone)
-        self._spilled -= gone
-        for version in gone & self._in_memory.keys():
-            del self._in_memory[version]
+        keep = {*needed, self.latest}
+        for version in self._models.keys() - keep:
+            del self._models[version]
+        if len(self._spilled.numbers):
+            self._spilled.drop(set(self._spilled.numbers.tolist()) - keep)
+        self._changed &= keep
+
+    # -- as a table --------------------------------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> Ids:
+        """The versions that are kept, in rising order."""
+        return np.array(sorted({*self._models, *self._spilled.numbers.tolist()}), dtype=np.int64)
+
+    def get(self, numbers: Ids) -> Tensor:
+        """A copy of the models of these versions, [K, d]."""
+        if not len(numbers):
+            return self.model.new_empty(0, len(self.model))
+        return torch.stack([self[version] for version in numbers.tolist()])
+
+    def take_changed(self) -> Ids:
+        """The versions that were added since this was last asked, in rising order."""
+        changed, self._changed = self._changed, set()
+        return np.array(sorted(changed), dtype=np.int64)
 
     def restore(self, numbers: Ids, rows: Tensor) -> None:
         """These models, which a checkpoint has, in place of all that are here; none of them counts as changed."""
-        self.table.drop(self.table.numbers)
-        self._in_memory.clear()
-        self._spilled.clear()
-        for place in np.argsort(numbers):
-            self.add(int(numbers[place]), rows[int(place)].to(self._model.device, copy=True))
-        self.table.take_changed()
+        device = self.model.device
+        self._models = {}
+        self._spilled.drop(self._spilled.numbers)
+        for place in np.argsort(numbers).tolist():
+            self.add(int(numbers[place]), rows[place].to(device, copy=True))
+        self._changed = set()
 
 
 class _Places:

@@ -177,7 +177,7 @@ class Learner:
         """Undrafted updates wait for the next version, if the aggregator has a use for them."""
         undrafted = _Commits.of(record, record.verdict == Verdict.UNDRAFTED)
         if self._aggregator.keeps_entries:
-            overtaken = np.isin(self._undrafted.client, undrafted.client)
+            overtaken = _among(self._undrafted.client, undrafted.client)
             self._discard(self._undrafted[overtaken])
             self._undrafted = self._undrafted[~overtaken] + undrafted
         else:
@@ -266,13 +266,14 @@ class Learner:
             steps = self._steps_in_parts(kept, wave, first, last)
         for version, updates in zip(range(first, last + 1), steps, strict=True):
             picked = wave[wave.into == version]
-            forced = np.setdiff1d(record.deprecated, picked.client) if version == record.version else _NOBODY
+            forced = record.deprecated if version == record.version else _NOBODY
+            forced = forced[~_among(forced, picked.client)]
             step = Step(version, record.rule, float(picked.weight.sum()), forced, updates)
             self.versions.add(version, self._aggregator.step(step))
 
     def _waiting_for(self, picked: _Commits) -> _Commits:
         """The undrafted updates that count from the next version on; what its picked ones overwrite is dropped."""
-        overwritten = np.isin(self._undrafted.client, picked.client)
+        overwritten = _among(self._undrafted.client, picked.client)
         self._discard(self._undrafted[overwritten])
         kept, self._undrafted = self._undrafted[~overwritten], _NONE
         return kept
@@ -312,10 +313,10 @@ class Learner:
             **{f"source.{name}": tensor for name, tensor in self._source.state().items()},
         }
 
-    def tables(self) -> dict[str, RowTable]:
+    def tables(self) -> dict[str, RowTable | Versions]:
         """What is held in rows, by name."""
         return {
-            "models": self.versions.table,
+            "models": self.versions,
             **{f"aggregator.{name}": table for name, table in self._aggregator.tables().items()},
             **{f"source.{name}": table for name, table in self._source.tables().items()},
         }
@@ -341,6 +342,11 @@ class Learner:
 
 
 _UNDRAFTED = -1  # the version that an undrafted update goes into
+
+
+def _among(some: Ids, others: Ids) -> NDArray[np.bool_]:
+    """Which of these clients are among others."""
+    return np.isin(some, others) if len(some) and len(others) else np.zeros(len(some), dtype=np.bool_)
 
 
 def _restored(state: Mapping[str, Tensor], name: str) -> _Commits:

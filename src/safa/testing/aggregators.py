@@ -342,7 +342,7 @@ class _Run:
         if self.aggregator.trains_own_models and len(planned.client):
             start = self.aggregator.entries(planned.client)
         else:
-            start = self.versions.rows(planned.base) if len(planned.client) else self.versions.model[None][:0]
+            start = self.versions.get(planned.base)
         rows = start + planned.noise.to(start)
         return Updates(planned.client, planned.base, planned.weight, planned.picked, rows, start)
 
@@ -406,7 +406,8 @@ class _Saved:
 
     def save(self, run: _Run, place: int) -> None:
         """Bring what is held up to date; `place` is how many steps were taken."""
-        for name, table in {"versions": run.versions.table, **_tables(run.aggregator)}.items():
+        tables: dict[str, RowTable | Versions] = {"versions": run.versions, **_tables(run.aggregator)}
+        for name, table in tables.items():
             rows, changed = self._rows.setdefault(name, {}), table.take_changed()
             rows.update(zip(changed.tolist(), table.get(changed), strict=True))
             self._rows[name] = {number: rows[number] for number in table.numbers.tolist()}

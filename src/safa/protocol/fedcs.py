@@ -1,4 +1,4 @@
-"""FedCS (Nishio and Yonetani, ICC 2019), as the SAFA paper compares with it: FedAvg without those expected to be too slow.
+"""FedCS (Nishio and Yonetani, ICC 2019), as the SAFA paper compares with it: FedAvg without those that seem too slow.
 
 From the random C-fraction, clients that are not expected to make the round's time limit are dropped before training.
 The estimate is the caller's; how wrong it may be is a property of the world (`estimate_error`), not of these rules.

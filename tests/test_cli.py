@@ -536,7 +536,9 @@ def test_a_deployment_is_not_resumed_as_a_simulation(capsys: Capture) -> None:
     write_config(Path("run"), Settings.of("boston"))
     Path("run/deploy.toml").write_text("")
     assert main(["run", "--resume", "run"]) == 2
-    assert "the run in run is a deployment; safa deploy server (or local) --resume run" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "safa: the run in run is a deployment; resume it with safa deploy server (or local) --resume run\n"
+    )
 
 
 # -- what the system refuses -------------------------------------------------------------------------------------------

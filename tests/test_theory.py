@@ -23,6 +23,7 @@ from safa.fleet import Faults, Fleet
 from safa.paper import printed_theory
 from safa.paper.bias import BiasReport, Estimate, bias_figure, bias_report, describe, sample_chances, table
 from safa.protocol import Safa
+from safa.server import Server
 from safa.simulation import paper_rounds
 
 Case = t.Case
@@ -213,8 +214,8 @@ def test_contributions_are_those_of_the_algorithm(data: st.DataObject) -> None:
     quota = data.draw(st.integers(1, count))
     bits = data.draw(st.lists(st.booleans(), min_size=count * rounds, max_size=count * rounds))
     crashes = np.reshape(bits, (rounds, count))
-    server = Safa(np.ones(count), fraction=quota / count, lag_tolerance=2)
-    records = list(paper_rounds(server, scripted_fleet(crashes), rounds=rounds, seed=0))
+    protocol = Safa(np.ones(count), fraction=quota / count, lag_tolerance=2)
+    records = list(paper_rounds(Server(protocol, seed=0, rounds=rounds), scripted_fleet(crashes)))
     found = contributions(records, np.arange(count))
     direct, bypass = literal(crashes, quota)
     assert [set(np.flatnonzero(row)) for row in found.direct] == direct
@@ -249,8 +250,8 @@ def test_the_theory_is_exact_where_the_case_is_certain(quota: int, case: Case) -
         probability = np.where(own, [crash_a, crash_b], [1 - crash_a, 1 - crash_b]).prod()
         crashes = np.zeros((rounds, 9), dtype=np.bool_)
         crashes[:, [0, 8]] = own
-        server = Safa(np.ones(9), fraction=quota / 9)
-        found = contributions(paper_rounds(server, scripted_fleet(crashes), rounds=rounds, seed=0), [0, 8])
+        server = Server(Safa(np.ones(9), fraction=quota / 9), seed=0, rounds=rounds)
+        found = contributions(paper_rounds(server, scripted_fleet(crashes)), [0, 8])
         direct += probability * found.direct
         bypass += probability * found.bypass
     right = t.chances_by_recurrence(case, crash_a, crash_b, rounds)

@@ -1,4 +1,4 @@
-"""Start a run again and again, kill it at random moments, take it up, and compare what is written in the end.
+"""Start a run again and again, kill it at random moments, resume it, and compare what is written in the end.
 
 Run as a program of its own: it loads torch once and forks, so that every run is a real process that can be killed.
 

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from safa.errors import SafaError
 from safa.experiments.replay import replay
-from safa.experiments.simulate import Experiment, Learning, simulate
+from safa.experiments.simulate import Experiment, simulate
 from safa.fleet import make_fleet
 from safa.protocol import Events, Protocol, Safa
 from safa.protocol.records import RoundRecord
 from safa.runs import Run, load_run
 from safa.runs.settings import Settings
-from safa.server.inbox import Received
+from safa.server import Server
+from safa.server.setup import Learning
 from safa.tasks import task_of
-from safa.training.setup import make_shards
+from safa.training.setup import make_shards, trainer_of
 from tests.training.problems import SAMPLES, make
 
 PROBLEM = make("svm")
@@ -87,33 +88,28 @@ def test_there_must_be_data_for_every_client() -> None:
 
 
 class Deployment:
-    """A server whose learner knows received updates alone, and clients that train by themselves as they are told."""
+    """A server that knows received updates alone, and clients that train by themselves as they are told."""
 
     def __init__(self, settings: Settings, shards: list[NDArray[np.int64]]) -> None:
         self.protocol: Protocol = Safa([], fraction=0.5, lag_tolerance=2)
         self.shards = shards
-        clients = Learning(settings, PROBLEM, np.empty(0), shards=shards).learner
-        self.trainer = clients._trainer
-        self.received = Received(self.trainer.layout)
-        self.learning = Learning(settings, PROBLEM, np.empty(0), trainer=self.received)
-        self.models = {0: self.learning.learner.model}
+        self.trainer = trainer_of(settings, PROBLEM, shards, torch.device("cpu"))
+        self.learning = Learning(settings, PROBLEM, self.protocol)
+        self.server = Server(self.protocol, seed=0, rounds=settings.rounds, learner=self.learning.learner)
 
     def enrol(self, client: int) -> None:
         assert self.protocol.enrol([len(self.shards[client])]).tolist() == [client]
 
     def round(self, order: list[int]) -> RoundRecord:
-        protocol = self.protocol
-        now = max(protocol.now, 0.0)
-        protocol.open_round(now=now, draws=np.zeros(protocol.clients), expected_s=np.ones(protocol.clients))
+        now = max(self.protocol.now, 0.0)
+        self.server.open_round(now=now, expected_s=np.ones(self.protocol.clients))
         for client in order:
-            base = int(protocol.versions[client])
-            if protocol.receive(Events.arrivals([client], base, at_s=now + 1)).accepted.tolist() == [True]:
-                update = self.trainer.train(np.array([client]), self.models[base].unsqueeze(0), epochs=2)
-                self.received.keep(client, base, update[0])
-        record = protocol.close_round(now=now + 1)
-        self.learning.learner.apply(record)
-        self.models[record.version] = self.learning.learner.model
-        return record
+            base = int(self.protocol.versions[client])
+            start = self.server.start_model(client, base)
+            if self.server.receive(Events.arrivals([client], base, at_s=now + 1)).accepted.tolist() == [True]:
+                update = self.trainer.train(np.array([client]), start.unsqueeze(0), epochs=2)
+                self.learning.inbox.put(client, base, update[0])
+        return self.server.commit(self.server.close_round(now=now + 1))
 
 
 def test_a_deployment_is_replayed_with_the_data_of_its_clients() -> None:

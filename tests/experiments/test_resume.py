@@ -35,9 +35,9 @@ def test_twenty_kills(tmp_path: Path) -> None:
     assert done.stdout == "20 kills\n", done.stderr
 
 
-@pytest.mark.parametrize("protocol", ["safa", "fedavg", "local", "fedasync", "fedbuff"])
+@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"])
 @pytest.mark.parametrize("stop", [1, 7, 12])
-def test_every_protocol_is_taken_up_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:
+def test_every_protocol_is_resumed_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:
     experiment = Experiment(Settings.of("boston", protocol=protocol, rounds=14, checkpoint_every=3))
     simulate("boston", protocol=protocol, rounds=14, checkpoint_every=3, out=tmp_path / "whole")
     rounds = run_to_end(experiment, RunWriter.begin(tmp_path / "cut", experiment.settings))
@@ -45,17 +45,17 @@ def test_every_protocol_is_taken_up_where_it_was(protocol: str, stop: int, tmp_p
         next(rounds)
     del rounds
     experiment, writer = resume_run(tmp_path / "cut")
-    assert experiment.finished == stop // 3 * 3
+    assert experiment.server.finished == stop // 3 * 3
     for _ in run_to_end(experiment, writer):
         pass
     for name in RESULTS:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_a_run_that_came_to_its_end_is_not_taken_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulate("boston", rounds=2, out=tmp_path / "run")
     assert main(["run", "--resume", str(tmp_path / "run")]) == 2
-    assert "came to its end; there is nothing to resume" in capsys.readouterr().err
+    assert "is finished; there is nothing to resume" in capsys.readouterr().err
 
 
 def test_resume_takes_everything_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_a_run_of_a_problem_is_resumed_from_python_to_the_same_bytes(after: int,
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     again = safa.replay(load_run(tmp_path / "cut"), PROBLEM)
     assert all((again[name] == tensor).all() for name, tensor in run.model().items())
-    with pytest.raises(SafaError, match="came to its end; there is nothing to resume"):
+    with pytest.raises(SafaError, match="is finished; there is nothing to resume"):
         safa.resume(tmp_path / "cut", PROBLEM)
 
 
@@ -151,9 +151,9 @@ def test_a_damaged_checkpoint_is_told_and_the_run_comes_to_the_same_bytes(broken
     stopped(tmp_path / "cut", 7)
     for number in broken:
         damage(tmp_path / "cut" / "checkpoint" / f"state-{number:06d}.safetensors")
-    with pytest.warns(UserWarning, match=r"state-00000[36]\.safetensors is damaged.*; the run") as told:
+    with pytest.warns(UserWarning, match=r"state-00000[36]\.safetensors is damaged: ") as told:
         safa.resume(tmp_path / "cut", PROBLEM)
-    ends = "goes on behind round 3" if broken == [6] else "starts again from its beginning"
+    ends = "; resuming after round 3" if broken == [6] else "; starting again from round 1"
     assert [str(warning.message).endswith(ends) for warning in told] == [True] * len(broken)
     for name in RESULTS:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

@@ -7,17 +7,69 @@ import pickle
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from safa.errors import MisuseError, SafaError
 from safa.protocol import Events, FedAsync, FedAvg, Protocol, Safa
-from safa.protocol.records import Refusal
-from safa.testing import check_protocol
+from safa.protocol.machine import Settlement
+from safa.protocol.records import Ids, RecordOrder, Refusal, Rule
+from safa.testing import check_protocol, check_record_so_far
 from tests.protocol.helpers import PROTOCOLS, arrive, lose, open_round
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_conformance(name: str) -> None:
     check_protocol(PROTOCOLS[name], scripts=15)
+
+
+class Restless(FedAsync):
+    """Asking it for the record so far makes a version."""
+
+    def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
+        self.version += 1
+        return super()._settle(clients, late)
+
+
+class Undecided(FedAsync):
+    """It weighs an update anew when the next one comes."""
+
+    def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
+        verdict, weight, into = super()._settle(clients, late)
+        return verdict, weight / max(1, len(weight)), into
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Restless, "asking for the record so far changed the state"),
+        (Undecided, "what was known of an update changed later: weight"),
+    ],
+)
+def test_a_record_so_far_that_is_not_kept_to_is_found(kind: type[FedAsync], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_record_so_far(lambda sizes: kind(sizes, fraction=0.9, round_limit_s=20), seed=1)
+
+
+def test_who_comes_and_goes_again_and_again_is_named_once() -> None:
+    safa = Safa([1, 2, 3], fraction=1.0)
+    new = int(safa.enrol([4])[0])
+    for change in (safa.retire, safa.readmit, safa.retire):
+        change([0, new])
+    for change in (safa.retire, safa.readmit):
+        change([1])
+    open_round(safa, 0.0)
+    lose(safa, [1, 2], 1.0)
+    record = safa.close_round(now=1.0)
+    assert record.joined.tolist() == [new, 1]  # one that was new and left again is named in both
+    assert record.left.tolist() == [0, new, 1]
+    assert record.clients == 2
+    RecordOrder(rule=Rule.CACHE, clients=3).check(record)
+    for change in (safa.readmit, safa.retire, safa.readmit):
+        change([0])
+    open_round(safa, 2.0)
+    lose(safa, [0, 1, 2], 3.0)
+    record = safa.close_round(now=3.0)
+    assert (record.joined.tolist(), record.joined_size.tolist(), record.left.tolist()) == ([0], [1.0], [])
 
 
 def test_what_is_wrong_is_refused_by_name() -> None:

@@ -27,6 +27,15 @@ def test_a_record_survives_json() -> None:
         assert again.verdict.dtype == record.verdict.dtype
 
 
+def test_what_only_the_driver_of_a_server_knows_may_be_missing() -> None:
+    record = records()[1]
+    values = json.loads(record.to_json())
+    known = {"bytes_up", "bytes_down", "work_done", "work_lost", "distribution_s", "diverged", "loss", "accuracy"}
+    again = RoundRecord.from_json(json.dumps({name: value for name, value in values.items() if name not in known}))
+    assert (again.bytes_up, again.work_done, again.diverged, again.loss) == (0.0, 0.0, 0, None)
+    assert again.client.tolist() == record.client.tolist()
+
+
 def test_a_record_cannot_be_changed() -> None:
     record = records()[0]
     with pytest.raises(ValueError, match="read-only"):
@@ -117,6 +126,7 @@ def damaged(lines: list[str], number: int, **fields: Any) -> list[str]:
         (2, {"into": [9, 0, 0]}, "into must be at most the version that comes next"),
         (2, {"into": [0, 0, 0]}, "into must be above base"),
         (2, {"sent_version": [9]}, "sent_version must be at most the version"),
+        (2, {"sent": [3], "deprecated": [1]}, "deprecated must name clients out of sent"),
         (2, {"rule": "magic"}, 'rule must be one of cache, average, delta, own, not "magic"'),
         (2, {"rule": "own"}, "rule must be 'cache', as that of the protocol"),
         (2, {"ended_by": 3}, "ended_by must be one of quota, nobody left, deadline, not 3"),

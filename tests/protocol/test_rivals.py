@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from safa.errors import SafaError
-from safa.protocol import Events, FedAsync, FedAvg, FedBuff, FedCS, Local
+from safa.errors import MisuseError, SafaError
+from safa.protocol import Events, FedAsync, FedAvg, FedBuff, FedCS, Local, Protocol, Safa
 from safa.protocol.records import EndedBy, Refusal, Rule, Verdict
 from tests.protocol.helpers import arrive, lose, open_round
 
@@ -187,13 +189,53 @@ def test_fedbuff_turns_down_wrong_settings(settings: dict[str, float]) -> None:
         FedBuff([1], fraction=1.0, **settings)  # type: ignore[arg-type]
 
 
-def test_what_becomes_of_an_update_is_known_as_soon_as_it_came() -> None:
-    protocol = FedBuff([1, 1, 1], fraction=1.0, buffer_size=2)
+@pytest.mark.parametrize(
+    ("protocol", "expected"),
+    [(FedBuff([1, 1, 1], fraction=1.0, buffer_size=2), [1, 1, 2]), (FedAsync([1, 1, 1], fraction=1.0), [1, 2, 3])],
+    ids=["fedbuff", "fedasync"],
+)
+def test_what_becomes_of_an_update_is_known_as_soon_as_it_came(protocol: Protocol, expected: list[int]) -> None:
     open_round(protocol, 0)
+    assert protocol.record_so_far().client.tolist() == []
     merges = []
     for client in range(3):
         arrive(protocol, [client], client + 1.0)
-        merges.append(protocol.last_merge)
+        so_far = protocol.record_so_far()
+        assert len(so_far.client) == client + 1
+        assert so_far.version == protocol.version
+        merges.append((float(so_far.weight[-1]), int(so_far.into[-1])))
+    before = protocol.record_so_far()
     record = protocol.close_round(now=4.0)
     assert merges == list(zip(record.weight.tolist(), record.into.tolist(), strict=True))
-    assert [into for _, into in merges] == [1, 1, 2]
+    assert [into for _, into in merges] == expected
+    assert replace(before, closed_s=4.0).to_json() == record.to_json()
+
+
+@pytest.mark.parametrize(
+    "protocol", [FedAvg([1], fraction=1.0), Local([1], fraction=1.0, rounds=2)], ids=["fedavg", "local"]
+)
+def test_where_versions_are_made_at_the_close_there_is_no_record_before(protocol: Protocol) -> None:
+    open_round(protocol, 0.0)
+    with pytest.raises(MisuseError, match="makes no version before a round is closed"):
+        protocol.record_so_far()
+
+
+def test_without_an_open_round_there_is_no_record_so_far() -> None:
+    with pytest.raises(MisuseError, match="no round is open"):
+        FedAsync([1], fraction=1.0).record_so_far()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "aggregator"),
+    [
+        (Safa([1], fraction=1.0), "cache"),
+        (FedAvg([1], fraction=1.0), "mean"),
+        (FedCS([1], fraction=1.0, averaging="population"), "population"),
+        (Local([1], fraction=1.0, rounds=1), "own"),
+        (FedAsync([1], fraction=1.0), "mixing"),
+        (FedBuff([1], fraction=1.0), "buffer"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given.name,
+)
+def test_every_protocol_names_its_aggregator(protocol: Protocol, aggregator: str) -> None:
+    assert protocol.aggregator == aggregator

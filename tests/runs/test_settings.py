@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from safa import Settings, run_rounds
+from safa.aggregation import registry
 from safa.errors import SafaError
-from safa.protocol import available
+from safa.protocol import available as protocols
 from safa.runs import presets
 from safa.runs.settings import CLOCKS
 
@@ -227,9 +228,17 @@ def told(settings: Settings) -> str:
     return "".join(record.to_json() for record in run_rounds(settings))
 
 
+NAMES = {
+    "protocol": protocols(),
+    "aggregator": registry.available(),
+    "server_optimiser": registry.optimisers(),
+}
+"""What settings without a list of choices may be."""
+
+
 def test_every_setting_that_needs_another_names_one_that_there_is() -> None:
     known = {item.name: item for item in fields(Settings)}
     for item in known.values():
         for other, values in item.metadata.get("needs", {}).items():
-            choices = known[other].metadata["choices"] or [*available(), None]
+            choices = known[other].metadata["choices"] or [*NAMES.get(other, {}), None]
             assert set(values) <= set(choices), item.name

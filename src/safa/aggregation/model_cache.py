@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions
+from safa.aggregation.rows import RowTable, Versions, rows_that_fit
 from safa.protocol.records import Ids, Rule
 
 __all__ = ["ModelCache"]
 
-_CHUNK, _CHUNK_BYTES = 256, 2**24  # what is summed at a time, in double precision; not by memory_mb: sums depend on it
+_CHUNK = 256  # rows that are summed at a time, if so many fit the memory; the last bits of sums depend on it
 _ROUNDING = 1e-12  # coefficients that differ by no more than this, relative to them, are the same
 
 
@@ -39,7 +39,7 @@ class ModelCache(Aggregator):
         super().begin(versions, sizes, memory_mb=memory_mb)
         start, count = versions.model, len(sizes)
         self._own = RowTable(start, memory_mb=memory_mb)
-        self._chunk = min(_CHUNK, max(1, _CHUNK_BYTES // (8 * start.numel())))
+        self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb, times=8))
         self._size = np.array(sizes, dtype=np.float64)  # n_k
         self._present = np.ones(count, dtype=np.bool_)
         self._version = np.full(count, versions.latest)  # the version that an entry equals; -1 for a model of its own

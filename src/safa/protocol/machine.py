@@ -343,7 +343,7 @@ class Protocol(ABC):
         weight = np.zeros(len(events))
         into = np.full(len(events), -1, dtype=np.int64)
         verdict[taken], weight[taken], into[taken] = self._settle(events.client[taken], late[taken])
-        joined = np.concatenate([nobody(), *self._joined])
+        joined, left = self._came_and_left()
         return RoundRecord(
             round=self.round,
             rule=self.rule,
@@ -369,8 +369,19 @@ class Protocol(ABC):
             crashed=np.flatnonzero(self._expected & ~self._awaited),
             joined=joined,
             joined_size=self.sizes[joined],
-            left=np.concatenate([nobody(), *self._left]),
+            left=left,
         )
+
+    def _came_and_left(self) -> tuple[Ids, Ids]:
+        """Who joined and who left since the last round, a client once at most in each.
+
+        One that did both as often as the other is in both; else only what it did last counts.
+        """
+        joined, left = (np.concatenate([nobody(), *parts]) for parts in (self._joined, self._left))
+        if not (len(joined) and len(left)):
+            return joined, left
+        came, went = (np.bincount(ids, minlength=self.clients) for ids in (joined, left))
+        return _first_of_each(joined[came[joined] >= went[joined]]), _first_of_each(left[went[left] >= came[left]])
 
     def _ended_by(self) -> EndedBy:
         """What ends the round, if it is closed now."""
@@ -436,6 +447,11 @@ def _checked_sizes(sizes: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or not np.all(np.isfinite(array) & (array > 0)):
         raise SafaError("every client needs a size n_k that is a number above 0")
     return array
+
+
+def _first_of_each(clients: Ids) -> Ids:
+    _, first = np.unique(clients, return_index=True)
+    return clients[np.sort(first)]
 
 
 def _first_repetition(clients: Ids) -> int:

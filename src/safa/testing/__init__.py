@@ -13,12 +13,19 @@ Every check raises `AssertionError` with a sentence that says which promise was 
 """
 
 from safa.testing.aggregators import PlayedStep, check_aggregator
-from safa.testing.conformance import check_protocol, check_refusals, check_rounds, check_splitting
+from safa.testing.conformance import (
+    check_protocol,
+    check_record_so_far,
+    check_refusals,
+    check_rounds,
+    check_splitting,
+)
 
 __all__ = [
     "PlayedStep",
     "check_aggregator",
     "check_protocol",
+    "check_record_so_far",
     "check_refusals",
     "check_rounds",
     "check_splitting",

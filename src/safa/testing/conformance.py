@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from safa.protocol import Events, Protocol
 from safa.protocol.records import Ids, Refusal, RoundRecord, Rule, Verdict
 
-__all__ = ["check_protocol", "check_refusals", "check_rounds", "check_splitting"]
+__all__ = ["check_protocol", "check_record_so_far", "check_refusals", "check_rounds", "check_splitting"]
 
 Make = Callable[[NDArray[np.float64]], Protocol]
 """Makes the protocol under test for clients of these sizes."""
 
+_OF_UPDATES = ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into")
 _DIARY = {"_log", "now"}  # what a refused event may leave behind: that it came, and when
 
 
 def check_protocol(make: Make, *, scripts: int = 100, seed: int = 0) -> None:
     """Put a protocol through all checks, with this many random scripts each."""
     for number in range(scripts):
-        for check in (check_rounds, check_splitting, check_refusals):
+        for check in (check_rounds, check_splitting, check_refusals, check_record_so_far):
             try:
                 check(make, seed=seed + number)
             except AssertionError as problem:
@@ -83,6 +84,30 @@ def check_refusals(make: Make, *, seed: int, rounds: int = 4) -> None:
                 assert len(receipt.sync) == 0, "a refused event was answered with a model"
         _give_up(protocol)
         protocol.close_round(now=_closing_time(protocol))
+
+
+def check_record_so_far(make: Make, *, seed: int, rounds: int = 4) -> None:
+    """Where versions are made in mid-round, the record so far can be asked for at any time.
+
+    Asking changes nothing, and what it says of an update, the record of the closed round says, too. Where versions are
+    made when a round is closed, there is nothing to check.
+    """
+    rng = np.random.default_rng(seed)
+    protocol = make(_sizes(rng))
+    if not protocol.answers_arrivals:
+        return
+    for _ in range(rounds):
+        _change_fleet(protocol, rng)
+        _open_round(protocol, rng)
+        heard = [_record_so_far(protocol)]
+        while not protocol.done and len(heard) < 4 * protocol.clients:
+            protocol.receive(_honest(protocol, rng) if rng.random() < 0.8 else _nonsense(protocol, rng))
+            heard.append(_record_so_far(protocol))
+        _give_up(protocol)
+        heard.append(_record_so_far(protocol))
+        record = protocol.close_round(now=_closing_time(protocol))
+        for so_far in heard:
+            _check_so_far(so_far, record)
 
 
 # -- playing rounds --------------------------------------------------------------------------------------------------
@@ -212,6 +237,25 @@ def _check_sets(protocol: Protocol, record: RoundRecord, committed: Ids) -> None
     assert not set(committed) & set(record.crashed), "a client both committed and crashed"
     covered = len(committed) + len(record.crashed) + protocol.waiting_for
     assert covered == record.trained, f"{record.trained} clients trained, but {covered} are accounted for"
+
+
+def _record_so_far(protocol: Protocol) -> RoundRecord:
+    before = protocol.snapshot()
+    record = protocol.record_so_far()
+    assert _same(before, protocol.snapshot()), "asking for the record so far changed the state"
+    assert record.version == protocol.version, "the record so far names another version than the protocol"
+    return record
+
+
+def _check_so_far(so_far: RoundRecord, record: RoundRecord) -> None:
+    """Everything that was known in mid-round must stand in the record of the closed round."""
+    for name in ("round", "rule", "opened_s", "clients", "quota", "trained", "deprecated", "joined", "left"):
+        one, other = getattr(so_far, name), getattr(record, name)
+        assert _same(one, other), f"the record so far has another {name} than that of the closed round"
+    for name in (*_OF_UPDATES, "sent", "sent_version"):
+        known = getattr(so_far, name)
+        assert _same(known, getattr(record, name)[: len(known)]), f"what was known of an update changed later: {name}"
+    assert so_far.version <= record.version, "the record so far is of a version that was not made"
 
 
 def _core(snapshot: dict[str, Any]) -> dict[str, Any]:

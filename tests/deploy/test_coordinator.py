@@ -208,7 +208,7 @@ def test_a_bad_update_is_refused_by_name_and_the_others_make_the_model(
     run = harness.run()
     number = harness.coordinator.membership.roster.number_of("client-1")
     assert number is not None
-    assert f"refused: client-1, {reason}" in log.text
+    assert f"rejected: client-1, {reason}" in log.text
     assert "blocked: client-1" in log.text
     assert run.summary is not None
     assert run.summary["refusals"][str(reason)] == 2
@@ -284,7 +284,7 @@ def test_a_narrow_codec_saves_bytes_and_costs_little(tmp_path: Path, codec: str)
 def test_a_finished_run_and_habits_of_the_paper_are_refused(tmp_path: Path) -> None:
     harness = Harness(tmp_path, {"rounds": 1})
     harness.run()
-    with pytest.raises(SafaError, match="came to its end"):
+    with pytest.raises(SafaError, match="is finished"):
         Coordinator(tmp_path / "run", now=0.0)
     prepare(tmp_path / "warm", {"warm_start": True})
     with pytest.raises(SafaError, match="warm_start"):

@@ -185,11 +185,11 @@ def test_a_program_is_started_again_after_pauses_that_double_up_to_a_minute() ->
             kept.tick()
         starts.append(now[0] - begin_s)
     assert starts == [2, 4, 8, 16, 32, 60, 60]
-    assert told[1] == "ended with exit code 1 (no key); starts again in 2 s"
+    assert told[1] == "ended with exit code 1 (no key); restarting in 2 s"
     now[0] += 61  # it has been well for a while
     cast(Any, kept.process).returncode = 0
     kept.tick()
-    assert told[-1].endswith("starts again in 2 s")
+    assert told[-1].endswith("restarting in 2 s")
 
 
 # -- following a run -------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
             (tmp_path / "rounds.jsonl").write_bytes(lines(1)[0])
 
     told: list[RoundRecord | str] = []
-    complaint = rf"the server stopped after round 1 of 9 \(see {tmp_path}/server.log\); resume it with safa deploy local --resume"
+    complaint = rf"stopped after round 1 of 9 \(see {tmp_path}/server.log\); resume it with safa deploy local --resume"
     with pytest.raises(SafaError, match=complaint):
         follow_run(
             tmp_path,
@@ -588,7 +588,7 @@ def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
 
 def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in ("run_local", "run_server"):
-        monkeypatch.setattr(f"safa.deploy.launcher.launch.{run}", lambda *_: pytest.fail("it was started"))
+        monkeypatch.setattr(f"safa.cli.deploy.{run.removeprefix('run_')}.{run}", lambda *_: pytest.fail("it was started"))
     begin(Path("server"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
     begin_local(Path("local"), Settings.of("boston", clients=2), Options(), insecure=True)
     for command in (

@@ -16,7 +16,6 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import Options
 from safa.deploy.flower.internals import environment
 from safa.deploy.flower.ports import LOOPBACK, free_port
-from safa.deploy.launcher import launch
 from safa.deploy.launcher.checks import check_keys, unreachable
 from safa.deploy.launcher.keys import make_keys
 from safa.deploy.launcher.link import FLOWER, Link, begin

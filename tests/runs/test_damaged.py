@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.harness import Harness
 
 from safa import Settings, load_run, simulate
 from safa.cli import program as cli
@@ -29,7 +30,6 @@ from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, play
 from safa.report import read_table
 from safa.runs import RunWriter
-from tests.deploy.harness import Harness
 
 MUTATIONS = 2100
 """How often a file is damaged, over all folders."""

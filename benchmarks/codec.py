@@ -1,9 +1,9 @@
-"""What a narrow wire saves and costs: the same deployment with float32, float16 and int8, in virtual time.
+"""What a narrow codec saves and costs: the same deployment with float32, float16 and int8, in virtual time.
 
     python -m benchmarks.codec [TASK ...]
 
 Coordinator and devices are the real ones; only the network between them is left out, so that all three see the same
-arrivals in the same request.
+arrivals in the same order.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SETTINGS = {
 
 def main(tasks: list[str]) -> None:
     """Print a table for every task."""
-    print("| task | wire | MB up | MB down | accuracy | loss | model differs from float32's by at most |")
+    print("| task | codec | MB up | MB down | accuracy | loss | model differs from float32's by at most |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for task in tasks:
         exact = None
-        for wire in CODECS:
+        for codec in CODECS:
             with tempfile.TemporaryDirectory() as folder:
-                run = Harness(Path(folder) / "harness", {"task": task, **_SETTINGS[task]}, {"codec": wire}).run()
+                run = Harness(Path(folder) / "harness", {"task": task, **_SETTINGS[task]}, {"codec": codec}).run()
                 records, model = list(run.records()), run.model()
             exact = exact or model
             up, down = (sum(getattr(r, name) for r in records) / 1e6 for name in ("bytes_up", "bytes_down"))
             print(
-                f"| {task} | {wire} | {up:.4f} | {down:.4f} | {records[-1].accuracy:.4f} | {records[-1].loss:.4f} "
+                f"| {task} | {codec} | {up:.4f} | {down:.4f} | {records[-1].accuracy:.4f} | {records[-1].loss:.4f} "
                 f"| {apart(model, exact):.2g} |",
                 flush=True,
             )

@@ -2,7 +2,7 @@
 
     python benchmarks/deploy_load.py [--clients 50] [--minutes 10] [--model-kb 400] [--out FILE.json]
 
-The senders are threads of this process, see `tests/deploy/sender.py`. Each answers a request after a random time, or now
+The senders are threads of this process, in `tests/deploy/sender.py`. Each answers a request after a random time, or now
 and then not at all: it forgets the request, or is gone for a while and comes back as another node. It is measured
 
 - whether memory grows once every client has its row in the cache, in the server app and in the SuperLink, and whether

@@ -16,12 +16,12 @@ from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.exchange.device import Device
 from safa.deploy.exchange.messages import JoinReply, JoinRequest, Outgoing, Reply, TrainRequest
 from safa.deploy.exchange.options import FILE, Options
-from safa.server.setup import Learning
 from safa.fleet import make_fleet
 from safa.protocol import Events, registry
 from safa.protocol.records import EndedBy, RoundRecord, Verdict
 from safa.runs import Run, load_run, write_config
 from safa.runs.settings import Settings
+from safa.server.setup import Learning
 from safa.streams import stream
 from safa.tasks import load_problem
 from safa.training.setup import make_shards

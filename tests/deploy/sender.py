@@ -281,7 +281,7 @@ def many_parts(count: int) -> ObjectTree:
     return root
 
 
-# -- replies to messages of safa -------------------------------------------------------------------------------------------
+# -- replies to messages of safa ---------------------------------------------------------------------------------------
 
 _memories: dict[str, dict[str, Tensors]] = {}
 _OWN = "own"

@@ -106,9 +106,9 @@ def test_what_cannot_be_packed_is_said_clearly() -> None:
         encode({"w": np.array([1e39])}, "float32")
     with pytest.raises(SafaError, match=r"w holds a NaN or an infinite number"):
         encode({"w": np.array([1.0, math.nan])}, "int8")
-    with pytest.raises(SafaError, match=r"w is complex128, which cannot travel"):
+    with pytest.raises(SafaError, match=r"w is complex128, which cannot be encoded"):
         encode({"w": np.array([1j])}, "float32")
-    with pytest.raises(SafaError, match=r"a model travels as one of float32, float16, int8, not 'bits'"):
+    with pytest.raises(SafaError, match=r"a codec is one of float32, float16, int8, not 'bits'"):
         encode({}, "bits")  # type: ignore[arg-type]
 
 
@@ -154,7 +154,7 @@ def test_other_names_and_kinds_are_refused() -> None:
             RejectReason.SHAPES,
             "its tensors have other names than the model's",
         )
-    for wrong, reason in (({"kind": "zip"}, RejectReason.UNREADABLE), ({"tensors": None}, RejectReason.SHAPES)):
+    for wrong, reason in (({"codec": "zip"}, RejectReason.UNREADABLE), ({"tensors": None}, RejectReason.SHAPES)):
         refused = decode(replace(encoded, **wrong), spec_of(MODEL))
         assert isinstance(refused, Rejected)
         assert refused.reason is reason

@@ -208,7 +208,7 @@ def test_a_bad_update_is_refused_by_name_and_the_others_make_the_model(
     run = harness.run()
     number = harness.coordinator.membership.roster.number_of("client-1")
     assert number is not None
-    assert f"refused: client-1, {reason}" in log.text
+    assert f"rejected: client-1, {reason}" in log.text
     assert "blocked: client-1" in log.text
     assert run.summary is not None
     assert run.summary["refusals"][str(reason)] == 2

@@ -321,14 +321,14 @@ def test_a_model_of_another_kind_is_a_failure(tmp_path: Path) -> None:
     request = request_of(model=False)
     for tensors in ({}, {"0.weight": EncodedTensor(dtype="float32", shape=(1,), data=bytes(4))}):
         strange = replace(request, model=replace(encode({}, "float32"), tensors=tensors))
-        assert "the server's model is not one of this task" in failed(Device("ann", tmp_path).train(strange))
+        assert "the server's model does not fit this task" in failed(Device("ann", tmp_path).train(strange))
 
 
 def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
     diverging = config_of(lr=1e30)
     why = failed(Device("ann", tmp_path).train(request_of(kind="int8", config=diverging)))
     assert "holds a NaN or an infinite number, which int8 does not have" in why
-    assert "a model travels as one of" in failed(Device("ann", tmp_path).train(request_of(codec="int4")))
+    assert "a codec is one of" in failed(Device("ann", tmp_path).train(request_of(codec="int4")))
 
 
 def test_a_place_to_train_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
@@ -633,7 +633,7 @@ def test_a_node_config_that_cannot_be_used_is_answered(
 
 def test_a_letter_of_another_kind_is_answered(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
     answer = read_train_reply(ask(RecordDict(), "train", name="ann", state=str(tmp_path)))
-    assert "the server speaks another language" in failed(answer)
+    assert "the server's message cannot be read" in failed(answer)
 
 
 def test_what_nobody_expected_is_answered_in_one_sentence(
@@ -644,4 +644,4 @@ def test_what_nobody_expected_is_answered_in_one_sentence(
 
     monkeypatch.setattr(device_module, "load_problem", broken)
     answer = read_train_reply(ask(request_of(), "train", name="ann", state=str(tmp_path)))
-    assert answer == Failure(why="the device failed with a RuntimeError; its log says more")
+    assert answer == Failure(why="the device failed with a RuntimeError; see its log")

@@ -93,10 +93,10 @@ def test_full_disks_of_devices_and_of_the_server_cost_no_round(tmp_path: Path) -
             wait_for(lambda: len(records(run)) >= 1, server, log=log)
 
             devices.fill(*(devices.folder / f"c{part}" / "state.safetensors.part" for part in range(2)))
-            wait_for(lambda: (run / LOG).read_text().count("no update came in") >= 1, server, log=log)
+            wait_for(lambda: (run / LOG).read_text().count("no update (") >= 1, server, log=log)
             done = len(records(run))
             assert done < 4, "the round that was open, and perhaps the one after it"
-            wait_for(lambda: (run / LOG).read_text().count("no update came in") >= 2, server, log=log)
+            wait_for(lambda: (run / LOG).read_text().count("no update (") >= 2, server, log=log)
             assert len(records(run)) == done, "a round that picks nobody is not a round"
             for terminal in terminals:
                 wait_for(lambda: f"cannot write {devices.folder}" in terminal.read_text(), log=terminal)  # noqa: B023
@@ -177,7 +177,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_stops_the_server_with_a_sent
         (OSError(errno.ENOSPC, FULL, "run/rounds.jsonl"), f"cannot read or write run/rounds.jsonl: {FULL}"),
         (OSError(errno.EROFS, "Read-only file system"), "cannot read or write the folder of the run: Read-only file"),
         (SafaError("the checkpoint is damaged"), "the checkpoint is damaged"),
-        (SystemExit(1), "Flower stopped the server app: the run was stopped, or its SuperLink took it for dead"),
+        (SystemExit(1), "Flower stopped the server app: the run was stopped, or its SuperLink considered it dead"),
         (RuntimeError("\x1b[31mred\nand more"), r"the server app failed with a RuntimeError: \x1b[31mred"),
         (KeyError(), "the server app failed with a KeyError"),
     ],

@@ -1,4 +1,4 @@
-"""A round into which no update was taken is not a round: it is opened again, and nobody's work is lost."""
+"""A round without any accepted update is cancelled: it is opened again, and no work is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_whole(run: Run, rounds: int) -> None:
 
 
 def opened_again(log: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in log.records if "opened again" in record.getMessage()]
+    return [record.getMessage() for record in log.records if "retrying in" in record.getMessage()]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -61,7 +61,7 @@ def test_devices_that_cannot_write_their_state_use_no_rounds_up(
     is_whole(harness.run(), 6)
     assert "lost: client-0, code 0: the device cannot write" in log.text
     assert "File exists" in log.text
-    assert f"round {before + 1}: no update came in (" in opened_again(log)[-1]
+    assert f"round {before + 1}: no update (" in opened_again(log)[-1]
 
 
 def test_the_pause_doubles_to_a_minute_and_a_good_round_resets_it(
@@ -72,7 +72,7 @@ def test_the_pause_doubles_to_a_minute_and_a_good_round_resets_it(
         peer.forge = lambda request, answer: Failure(why="no space")
     steps(harness, 300)
     told = opened_again(log)
-    assert told[0] == "round 1: no update came in (4 clients lost); opened again in 5 s"
+    assert told[0] == "round 1: no update (4 clients lost); retrying in 5 s"
     assert [line.rpartition("in ")[2] for line in told[:6]] == ["5 s", "10 s", "20 s", "40 s", "60 s", "60 s"]
     for peer in harness.peers:
         peer.forge = None
@@ -95,7 +95,7 @@ def test_a_limit_that_passes_while_everybody_trains_costs_no_round_and_no_work(
     harness = Harness(tmp_path, given, delays_s=dict.fromkeys(range(4), 75.0))
     is_whole(harness.run(), 1)
     assert [len(peer.requests) for peer in harness.peers] == [1, 1, 1, 1], "nobody is asked to start again"
-    assert "round 1: no update came in (4 clients not answering yet); opened again in 5 s" in opened_again(log)
+    assert "round 1: no update (4 clients still working); retrying in 5 s" in opened_again(log)
 
 
 def test_an_answer_that_comes_between_two_openings_is_taken(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ def test_nobody_there_uses_no_rounds_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["fedavg", "fedcs", "local"])
 def test_a_client_that_is_drawn_alone_and_is_away_does_not_stop_the_others(tmp_path: Path, protocol: str) -> None:
-    """A round that is opened again draws it last; with the same draws it would be drawn for ever."""
+    """A round that is opened again draws it last; with the same draws it would be drawn forever."""
     harness = Harness(tmp_path, {"protocol": protocol, "rounds": 12, "fraction": 0.25}, {"leave_after_s": 1e6})
     harness.run(until=harness.in_round(2))
     harness.peers[1].is_online = False
@@ -229,7 +229,7 @@ def test_full_disks_of_all_devices_are_told_and_survived(tmp_path: Path, log: py
         assert closed(harness) == 0
         assert "lost: client-1, code 0: the device cannot write" in log.text
         assert "No space left on device" in log.text or "File exists" in log.text
-        assert "round 1: no update came in (2 clients lost); opened again in 10 s" in opened_again(log)
+        assert "round 1: no update (2 clients lost); retrying in 10 s" in opened_again(log)
     for peer in harness.peers[2:]:
         peer.is_online = True
     is_whole(harness.run(), 4)

@@ -121,7 +121,7 @@ def test_a_device_that_returns_with_other_data_keeps_its_weight_and_that_is_told
     harness.run()
     assert harness.coordinator.protocol.sizes[number] == before
     (told,) = [line for line in log.messages if "declares n_k" in line]
-    assert told.startswith(f"client-1 declares n_k = 99 now, but enrolled with {before:g}, which is what counts")
+    assert told.startswith(f"client-1 declares n_k = 99 now, but enrolled with {before:g}, which counts")
     assert "safa deploy expel" in told
 
 
@@ -201,7 +201,7 @@ def test_after_an_expulsion_records_and_model_agree(tmp_path: Path, protocol: st
     assert apart(fed_again(run), run.model()) <= 1e-6
 
 
-def test_an_expelled_client_stays_out_until_it_is_pardoned_and_is_a_new_one_then(
+def test_an_expelled_client_stays_out_until_it_is_unblocked_and_is_a_new_one_then(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, {"rounds": 12})
@@ -213,7 +213,7 @@ def test_an_expelled_client_stays_out_until_it_is_pardoned_and_is_a_new_one_then
     assert "there is no client 'nobody\\x1b[2J' to expel" in log.text
     harness.restart(harness.peers[1])  # another node id changes nothing
     harness.run(until=harness.in_round(5))
-    assert "expelled: 'client-1' comes from a client that was expelled and is not unblocked" in log.text
+    assert "expelled: 'client-1' is of a client that was expelled" in log.text
     harness.kill_server()
     harness.run(until=harness.in_round(6))
     assert harness.coordinator.membership.roster.number_of("client-1") is None
@@ -262,7 +262,7 @@ def test_an_answer_of_an_expelled_client_is_refused(tmp_path: Path, log: pytest.
     run = harness.run()
     assert run.summary is not None
     assert run.summary["refusals"][str(RejectReason.EXPELLED)] == 1
-    assert "refused: client-3, expelled" in log.text
+    assert "rejected: client-3, expelled" in log.text
 
 
 @pytest.mark.parametrize("content", ["{", "3", '{"a": 1}', "[1]", "\xff"])
@@ -271,7 +271,7 @@ def test_a_file_that_names_nobody_is_passed_over(tmp_path: Path, log: pytest.Log
     harness.run(until=harness.in_round(2))
     (tmp_path / "run" / EXPEL).write_bytes(content.encode("latin-1"))
     harness.run()
-    assert "is not a list of names, and is passed over" in log.text
+    assert "is not a list of names; ignored" in log.text
     assert load_run(tmp_path / "run").summary is not None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, cast
 
@@ -185,11 +186,11 @@ def test_a_program_is_started_again_after_pauses_that_double_up_to_a_minute() ->
             kept.tick()
         starts.append(now[0] - begin_s)
     assert starts == [2, 4, 8, 16, 32, 60, 60]
-    assert told[1] == "ended with exit code 1 (no key); starts again in 2 s"
+    assert told[1] == "ended with exit code 1 (no key); restarting in 2 s"
     now[0] += 61  # it has been well for a while
     cast(Any, kept.process).returncode = 0
     kept.tick()
-    assert told[-1].endswith("starts again in 2 s")
+    assert told[-1].endswith("restarting in 2 s")
 
 
 # -- following a run -------------------------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
             (tmp_path / "rounds.jsonl").write_bytes(lines(1)[0])
 
     told: list[RoundRecord | str] = []
-    complaint = rf"the server stopped after round 1 of 9 \(see {tmp_path}/server.log\); resume it with safa deploy local --resume"
+    complaint = rf"stopped after round 1 of 9 \(see {tmp_path}/server.log\); resume it with safa deploy local --resume"
     with pytest.raises(SafaError, match=complaint):
         follow_run(
             tmp_path,
@@ -306,14 +307,14 @@ def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:
     assert [cast(RoundRecord, event).round for event in told] == [1]
 
 
-def test_the_last_words_of_a_supernode(tmp_path: Path) -> None:
+def test_why_a_supernode_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert exit_reason(log) == ""
     said = "INFO : Starting Flower SuperNode\nFailed to initialize the connection to the SuperLink.\n"
     log.write_text(f"{said}[code: 2001] SuperNode authentication is enabled.\n")
     assert exit_reason(log) == "the server wants a key"
     log.write_text("INFO : Starting Flower SuperNode\nINFO : SuperNode terminated gracefully.\nINFO: Shutting down\n")
-    assert exit_reason(log) == "the server does not take its signature: is its clock right, and its key not revoked?"
+    assert exit_reason(log) == "the server does not accept its signature: is its clock right, and its key not revoked?"
     log.write_text(f"{said}something new\n")
     assert exit_reason(log) == "something new"
     log.write_text(f"{said}[code: 2004] Failed.\nINFO : Starting Flower SuperNode\nINFO : terminated gracefully\n")
@@ -357,7 +358,7 @@ def test_a_device_compares_its_clock_with_the_servers(ahead_s: int, said: str) -
         off = int(found.partition(" ")[0])
         assert abs(off - abs(ahead_s)) <= 2
         assert found.partition(" ")[2].startswith(said.partition(" ")[2])
-        assert found.endswith("up to 5 s ahead or 305 s behind: set it by NTP")
+        assert found.endswith("up to 5 s ahead or 305 s behind: use NTP")
     assert clock_fault(f"{LOOPBACK}:{free_port()}", None) == ""
 
 
@@ -402,7 +403,7 @@ def test_who_may_take_part_is_what_lies_in_the_folder_of_keys(tmp_path: Path) ->
     assert names() == {"ann", "-bob"}
     add_client(keys, "cy")
     (keys / "clients" / "dan.pub").write_text("not a key")
-    assert [line[:31] for line in register.look()] == ["the key of dan is not taken: it"]
+    assert [line[:34] for line in register.look()] == ["the key of dan is not accepted: it"]
     assert names() == {"ann", "-bob", "cy"}
     assert register.look() == []  # told once
 
@@ -416,7 +417,7 @@ def test_who_may_take_part_is_what_lies_in_the_folder_of_keys(tmp_path: Path) ->
     assert register.look() == ["the key of ann is revoked"]
     assert names() == {"ann", "-bob", "cy"}
     (keys / "clients" / "eve.pub").write_bytes(old)
-    assert register.look() == ["the key of eve is not taken: it was revoked before, or is another client's"]
+    assert register.look() == ["the key of eve is not accepted: it was revoked before, or is another client's"]
 
     (keys / "clients" / "cy.pub").unlink()  # while the server is down
     again = Register(keys, nodes, registered, flwr, "safa")
@@ -544,7 +545,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
     assert json.loads(Path("run/unblock.json").read_text()) == ["ann"]
     assert ran == [Path("run")] * 4
     assert main(["deploy", "local", "--resume", "run"]) == 2
-    assert "was begun with safa deploy server, and goes on with that only" in capsys.readouterr().err
+    assert "was begun with safa deploy server; resume it with that" in capsys.readouterr().err
     Path("run/summary.json").write_text("{}")
     assert main([*server, "--auto-resume"]) == 0  # so that a service manager stops starting it
     assert len(ran) == 4
@@ -557,7 +558,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
         ("boston --fraction 0.5", "fraction is 0.3 in run, and 0.5 is given"),
         ("mnist", "task is boston in run, and mnist is given"),
         ("--task digits", "task is boston in run, and digits is given"),
-        ("boston --codec int8", "wire is float32 in run, and int8 is given"),
+        ("boston --codec int8", "codec is float32 in run, and int8 is given"),
         ("--config other.toml", "lr is 0.0001 in run, and 0.5 is given"),
         ("--config deploy.toml", "ttl_s is 86400.0 in run, and 5 is given"),
         ("boston --port 1", "port is {port} in run, and 1 is given"),
@@ -565,7 +566,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
         ("boston --keys other", "keys is {cwd}/keys in run, and {cwd}/other is given"),
         ("boston --insecure", "run was begun with the keys in {cwd}/keys, and --insecure is given"),
         ("boston --set x=1", "there is no setting 'x'"),
-        ("boston --force", "--auto-resume goes on with the run in --out, and --force replaces it; give one of them"),
+        ("boston --force", "--auto-resume resumes the run in --out, and --force replaces it; give one of them"),
     ],
 )
 def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
@@ -588,7 +589,9 @@ def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
 
 def test_a_folder_in_use_is_refused_at_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in ("run_local", "run_server"):
-        monkeypatch.setattr(f"safa.deploy.launcher.launch.{run}", lambda *_: pytest.fail("it was started"))
+        monkeypatch.setattr(
+            f"safa.cli.deploy.{run.removeprefix('run_')}.{run}", lambda *_: pytest.fail("it was started")
+        )
     begin(Path("server"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))
     begin_local(Path("local"), Settings.of("boston", clients=2), Options(), insecure=True)
     for command in (
@@ -730,7 +733,7 @@ def test_two_commands_that_expel_at_once_lose_nobody() -> None:
     [
         ("run eve", "there is no client 'eve' in run; there are ann, bob"),
         ("empty ann", "empty holds no run: there is no config.toml in it"),
-        ("simulated ann", "simulated holds no run that was deployed"),
+        ("simulated ann", "simulated is not the folder of a deployment"),
         ("finished ann", "the run in finished is finished"),
     ],
 )
@@ -762,9 +765,12 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ("deploy local", "name a task, one of boston"),
         ("deploy local boston --task mnist", "two tasks are named, boston and mnist"),
         ("deploy local boston --clients 0", "clients must be at least 1, not 0"),
-        ("deploy local boston --codec float8", "wire must be one of float32"),
+        ("deploy local boston --codec float8", "codec must be one of float32"),
         ("deploy local boston --start-with 6", "start_with is 6, but there are only 5 clients"),
-        ("deploy local boston --no-train", "a deployment trains a model; rounds alone can only be simulated"),
+        (
+            "deploy local boston --no-train",
+            "a deployment trains a model; rounds without training can only be simulated",
+        ),
         ("deploy local boston --preset paper", "the paper's habits (safa.paper.habits:AsPrinted) cannot be deployed"),
         ("deploy local boston --pause client-9=3", "there is no client 'client-9' to pause; there are client-0 to"),
         ("deploy local boston --pause client-0", "--pause needs NAME=SECONDS, not 'client-0'"),
@@ -772,7 +778,7 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ("deploy local boston --out used", "used already holds a run"),
         ("deploy local boston --resume used", "--resume takes everything from its folder"),
         ("deploy local --resume other", "other holds no run: there is no config.toml in it"),
-        ("deploy local --resume simulated", "simulated holds no run that was deployed"),
+        ("deploy local --resume simulated", "simulated is not the folder of a deployment"),
         ("deploy local --config odd.toml", "there is no option 'tll_s' of a deployment"),
         (
             "deploy server boston",
@@ -780,10 +786,10 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
         ),
         ("deploy server boston --keys k --insecure", "a server needs --keys DIR"),
         ("deploy server boston --insecure", "--insecure is for trials on one machine: 0.0.0.0 is not a loopback"),
-        ("deploy server boston --keys other", "{cwd}/other holds no keys of a server: there is no ca.crt in it"),
-        ("deploy server boston --keys old", "the certificate {cwd}/old/server.pem has expired on"),
+        ("deploy server boston --keys other", "{cwd}/other has no ca.crt; safa deploy keys makes the keys of a server"),
+        ("deploy server boston --keys old", "the certificate {cwd}/old/server.pem expired on"),
         ("deploy server boston --keys k --port 0", "a port is a number from 1 to 65535, not 0"),
-        ("deploy server boston --keys k --host 192.0.2.1", "no server can listen on 192.0.2.1, port 9092"),
+        ("deploy server boston --keys k --host 192.0.2.1", "cannot listen on 192.0.2.1, port 9092"),
         ("deploy server boston --keys k --auto-resume", "--auto-resume needs --out"),
         ("deploy server boston --keys k --unblock ann", "--unblock goes with --resume"),
         ("deploy server --resume used --port 1", "--resume takes everything from its folder"),
@@ -805,7 +811,7 @@ def test_keys_are_made_and_added(capsys: Capture) -> None:
             "deploy client --server h:1 --name ann --state s --ca odd.toml --key k/clients/ann.key",
             "{cwd}/odd.toml is not a certificate",
         ),
-        ("deploy client --server h:1 --name ann --state odd.toml --keys k", "cannot make the folder {cwd}/odd.toml"),
+        ("deploy client --server h:1 --name ann --state odd.toml --keys k", "cannot create the folder {cwd}/odd.toml"),
         ("deploy client --server h:1 --name ann --state s --keys k --pause nan", "a pause must be a number of seconds"),
         ("deploy keys other --client ann", "name the server with --host and its clients with --client"),
         ("deploy keys other --add ann", "other holds no keys of a trial"),
@@ -833,9 +839,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
 
 
 def test_without_flower_there_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert main(["deploy", "local", "boston"]) == 2
-    assert "safa deploy needs Flower, which is not installed here" in capsys.readouterr().err
+    assert "safa deploy needs Flower, which is not installed" in capsys.readouterr().err
 
 
 def test_the_command_line_does_without_flower_until_it_is_needed() -> None:

@@ -154,7 +154,7 @@ def test_an_error_of_the_superlink_is_waited_out_and_told_once(caplog: pytest.Lo
         link.fails = _times(3, 500, "push-messages")
         _invite(box, 1)
         told = [record.getMessage() for record in caplog.records if record.name == "safa.deploy"]
-        assert told == ["the SuperLink fails (status 500); trying again for 120 s", "the SuperLink answers again"] * 2
+        assert told == ["the SuperLink fails (status 500); retrying for 120 s", "the SuperLink answers again"] * 2
         link.fails = _times(2, 500, "confirm-message-received")
         assert isinstance(_heard(box)[1], JoinReply)
 
@@ -165,9 +165,9 @@ def test_a_superlink_that_never_answers_ends_it_with_a_sentence(monkeypatch: pyt
     with serving(link) as grid:
         box = _mailbox(grid)
         link.fails = lambda *_: 500
-        with pytest.raises(SafaError, match=r"the SuperLink has not answered for 0 s \(status 500\)"):
+        with pytest.raises(SafaError, match=r"no answer from the SuperLink for 0 s \(status 500\)"):
             box.nodes()
-    with pytest.raises(SafaError, match=r"the SuperLink has not answered for 0 s \(.*refused"):
+    with pytest.raises(SafaError, match=r"no answer from the SuperLink for 0 s \(.*refused"):
         _mailbox(grid).nodes()
 
 
@@ -204,7 +204,7 @@ def test_a_reply_that_cannot_be_fetched_is_a_failure_of_its_client_alone() -> No
         now[0] = 59.0
         assert _heard(box) == {}
         now[0] = 60.0
-        assert _heard(box) == {1: Failure(why="Flower fails to hand out a part of the reply")}
+        assert _heard(box) == {1: Failure(why="Flower does not return a part of the reply")}
 
 
 def test_a_reply_that_flower_itself_fails_to_read_does_not_hold_up_the_others() -> None:
@@ -217,7 +217,7 @@ def test_a_reply_that_flower_itself_fails_to_read_does_not_hold_up_the_others() 
         assert _heard(box) == {}
         now[0] = 10.0
         heard = _heard(box)
-        assert heard.pop(2) == Failure(why="Flower fails to hand out the reply")
+        assert heard.pop(2) == Failure(why="Flower does not return the reply")
         assert sorted(heard) == [1, 3]
         assert all(isinstance(answer, JoinReply) for answer in heard.values())
 
@@ -233,7 +233,7 @@ def test_while_it_fails_at_all_replies_none_is_blamed_for_two_minutes() -> None:
             assert _heard(box) == {}
             assert len(link.asked) <= 4  # all at once, and three by themselves
         now[0] = 120.0
-        assert set(_heard(box).values()) == {Failure(why="Flower fails to hand out the reply")}
+        assert set(_heard(box).values()) == {Failure(why="Flower does not return the reply")}
 
 
 def test_a_reply_of_too_many_parts_is_refused_where_there_is_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_a_model_is_one_array_however_many_tensors_it_has() -> None:
 
 
 def test_what_a_server_of_another_version_says_is_an_error() -> None:
-    with pytest.raises(SafaError, match="speaks another language"):
+    with pytest.raises(SafaError, match="server's message cannot be read"):
         read_train_request(to_records(JoinRequest(deployment="d", config="c")))
 
 
@@ -97,7 +97,7 @@ def with_array(array: Array | None) -> RecordDict:
         with_head(attempt=True),
         with_head(version=1.5),
         with_head(seconds=float("nan")),
-        with_head(kind=3),
+        with_head(encoding=3),
         with_head(tensors=None),
         with_head(tensors="{"),
         with_head(tensors="[" * 100_000),

@@ -231,7 +231,7 @@ def test_names_of_nodes_that_cannot_be_read_are_an_error(tmp_path: Path) -> None
     harness = stopped(tmp_path)
     (tmp_path / "run" / "nodes.json").write_text("[1]")
     coordinator = Coordinator(tmp_path / "run", now=0.0)
-    with pytest.raises(SafaError, match=r"nodes\.json does not say whose node is which"):
+    with pytest.raises(SafaError, match=r"nodes\.json cannot be read"):
         coordinator.on_nodes([1], now=1.0)
     coordinator.stop()
     assert np.array_equal(coordinator.protocol.sizes, harness.coordinator.protocol.sizes)

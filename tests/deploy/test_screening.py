@@ -82,7 +82,7 @@ def test_the_second_door(sent: Tensors | Rejected, expected: RejectReason | None
 def test_a_norm_beyond_all_bounds_is_refused_without_a_bound() -> None:
     base = {"w": np.zeros(2)}
     found = screening().judge(0, {"w": np.array([1e300, 1e300])}, base)
-    assert found == (RejectReason.NORM, "the norm of its change is inf; it must be finite")
+    assert found == (RejectReason.NORM, "the norm of its delta is inf; it must be finite")
 
 
 def test_the_norm_counts_floating_tensors_from_the_base() -> None:

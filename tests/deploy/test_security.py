@@ -16,7 +16,6 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import Options
 from safa.deploy.flower.internals import environment
 from safa.deploy.flower.ports import LOOPBACK, free_port
-from safa.deploy.launcher import launch
 from safa.deploy.launcher.checks import check_keys, unreachable
 from safa.deploy.launcher.keys import make_keys
 from safa.deploy.launcher.link import FLOWER, Link, begin
@@ -124,7 +123,7 @@ def test_only_a_known_key_over_a_trusted_line_gets_in(tmp_path: Path, monkeypatc
 
         with pytest.raises(SafaError, match="has expired on"):
             check_keys(expired)
-        monkeypatch.setattr(launch, "check_keys", lambda _: None)  # a server that does not care
+        monkeypatch.setattr("safa.deploy.launcher.superlink.check_keys", lambda _: None)  # a server that does not care
         other = Trial(processes, tmp_path / "other", expired)
         assert "certificate has expired" in unreachable(f"{LOOPBACK}:{other.server.port}", expired / "ca.crt")
         late = other.node("ann", ca=expired / "ca.crt", key=expired / "clients" / "ann.key")

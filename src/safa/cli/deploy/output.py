@@ -1,4 +1,4 @@
-"""What `safa deploy` prints while a run goes on."""
+"""What `safa deploy` prints during a run."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,7 @@ def told(settings: Settings) -> str:
     return "".join(record.to_json() for record in run_rounds(settings))
 
 
-NAMES = {
+NAMES: dict[str, Iterable[str]] = {
     "protocol": protocols(),
     "aggregator": registry.available(),
     "server_optimiser": registry.optimisers(),
@@ -240,5 +241,5 @@ def test_every_setting_that_needs_another_names_one_that_there_is() -> None:
     known = {item.name: item for item in fields(Settings)}
     for item in known.values():
         for other, values in item.metadata.get("needs", {}).items():
-            choices = known[other].metadata["choices"] or [*NAMES.get(other, {}), None]
+            choices = known[other].metadata["choices"] or [*NAMES.get(other, ()), None]
             assert set(values) <= set(choices), item.name

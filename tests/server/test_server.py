@@ -35,7 +35,7 @@ def server_of(protocol: Protocol, source: UpdateSource, *, aggregator: str = "",
     """A server that learns from the updates of a source."""
     made = registry.build(aggregator or protocol.aggregator, {})
     learner = Learner(source, made, START, protocol.sizes.copy(), evaluate=loss_of)
-    return Server(protocol, **{"seed": 3, "rounds": ROUNDS, "learner": learner} | given)
+    return Server(protocol, seed=3, rounds=ROUNDS, learner=learner, **given)
 
 
 def model_of(server: Server) -> Tensor:

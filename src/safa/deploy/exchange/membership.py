@@ -105,7 +105,7 @@ class Membership:
         _log.info("%s is %s: client %d with n_k = %g", member.name, word, number, member.size)
         if isinstance(reply, JoinReply) and reply.size != member.size:
             _log.warning(
-                "%s declares n_k = %g now, but enrolled with %g, which counts; to change it, expel and unblock %s",
+                "%s declares n_k = %g now, but enrolled with %g, which counts; safa deploy expel, then --unblock %s, reset it",
                 member.name, reply.size, member.size, member.name,
             )  # fmt: skip
         return number

@@ -105,7 +105,7 @@ class Membership:
         _log.info("%s is %s: client %d with n_k = %g", member.name, word, number, member.size)
         if isinstance(reply, JoinReply) and reply.size != member.size:
             _log.warning(
-                "%s declares n_k = %g now, but enrolled with %g, which counts; safa deploy expel and --unblock reset it",
+                "%s declares n_k = %g, but enrolled with %g, which counts: safa deploy expel and --unblock reset it",
                 member.name, reply.size, member.size,
             )  # fmt: skip
         return number

@@ -121,7 +121,7 @@ def test_a_device_that_returns_with_other_data_keeps_its_weight_and_that_is_told
     harness.run()
     assert harness.coordinator.protocol.sizes[number] == before
     (told,) = [line for line in log.messages if "declares n_k" in line]
-    assert told.startswith(f"client-1 declares n_k = 99 now, but enrolled with {before:g}, which counts")
+    assert told.startswith(f"client-1 declares n_k = 99, but enrolled with {before:g}, which counts")
     assert "safa deploy expel" in told
 
 

@@ -105,8 +105,8 @@ class Membership:
         _log.info("%s is %s: client %d with n_k = %g", member.name, word, number, member.size)
         if isinstance(reply, JoinReply) and reply.size != member.size:
             _log.warning(
-                "%s declares n_k = %g now, but enrolled with %g, which counts; to change it, expel and unblock %s",
-                member.name, reply.size, member.size, member.name,
+                "%s declares n_k = %g, but enrolled with %g, which counts: safa deploy expel and --unblock reset it",
+                member.name, reply.size, member.size,
             )  # fmt: skip
         return number
 

@@ -250,6 +250,11 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
         ("sweep boston --fraction 1,0.5,1.0", "fraction lists 1.0 twice"),
         ("sweep boston --protocol safa,fedavg,safa", "protocol lists safa twice"),
         ("sweep boston,digits,boston", "task lists boston twice"),
+        ("sweep digits --protocol safa,fedasync --aggregator median", "the aggregator median compares the updates"),
+        (
+            "run digits --protocol fedbuff --aggregator own",
+            "the aggregator own needs a protocol that lets",
+        ),
         ("sweep boston,digits --sizes large.txt --clients 5", "the sizes in large.txt add up to 1,000 samples"),
         ("", "the following arguments are required: COMMAND (see safa --help)"),
     ],

@@ -16,6 +16,7 @@ from safa.errors import SafaError
 from safa.experiments.simulate import Experiment
 from safa.experiments.workers import pool
 from safa.fleet import check_sizes, make_fleet
+from safa.protocol import build
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, writing
 from safa.simulation import run_rounds
@@ -45,7 +46,16 @@ def combinations(
         run_rounds(settings, fleet)
         if settings.train:
             check_sizes(settings, fleet, find_task(settings.task).samples)
+            _check_aggregator(settings)
     return runs
+
+
+def _check_aggregator(settings: Settings) -> None:
+    """Refuse an aggregator or a server optimiser that makes no sense with the protocol; by default there is none."""
+    if settings.aggregator != "auto" or settings.server_optimiser != "none":
+        from safa.server.setup import make_aggregator
+
+        make_aggregator(settings, build(settings.protocol, [1.0], settings.values(), settings.protocol_options))
 
 
 def _refuse_twice(name: str, values: Sequence[Any]) -> None:
@@ -60,8 +70,9 @@ def _refuse_twice(name: str, values: Sequence[Any]) -> None:
 
 def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
     """A selection of runs that reads every file and builds every protocol under every clock."""
-    files = ("task", "train", "protocol", "clock", "clients", "speeds", "sizes", "links", "trace")
-    return list({tuple(getattr(run, name) for name in files): run for run in runs}.values())
+    files = ("speeds", "sizes", "links", "trace")
+    names = ("task", "train", "protocol", "clock", "clients", *files, "aggregator", "server_optimiser")
+    return list({tuple(getattr(run, name) for name in names): run for run in runs}.values())
 
 
 def run_one(settings: Settings) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Two stories of somebody who adds to the package from outside, in a distribution of their own, and changes nothing inside.
+"""Two stories of somebody who adds something in a distribution of their own, and changes nothing in the package.
 
 One adds a protocol, the other an aggregator with a setting of its own. Each is listed, run, stopped, resumed, replayed
-and deployed like those of the package. Commands are run in processes that have the distribution on their path; a program
-(`serve`) loads torch once and forks one for every command.
+and deployed like those of the package. Commands run in processes that have the distribution on their path; `serve`
+loads torch once and forks a process for every command.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ oldest-first = elsewhere_protocol:OldestFirst
 [safa.aggregators]
 clipped = elsewhere_aggregator:Clipped
 """
-SMALL = "--clients 5 --fraction 0.6 --rounds 3 --checkpoint-every 1 --threads 1 --quiet".split()
+SMALL = "--clients 5 --fraction 0.6 --rounds 3 --checkpoint-every 1 --threads 1 --quiet"
 RESULTS = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 SAME = "The model trained again from the records is equal to the run's own.\n"
 THREE_OF_FIVE = {"clients": 5, "rounds": 4, "fraction": 0.6, "threads": 1}
@@ -167,24 +167,24 @@ class Shell:
     server: subprocess.Popen[str]
     folder: Path
 
-    def __call__(self, command: str, *more: str, kill_at: str = "") -> tuple[int, str, str]:
+    def __call__(self, *command: str, kill_at: str = "") -> tuple[int, str, str]:
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        request = {"arguments": [*command.split(), *more], "folder": str(self.folder), "kill_at": kill_at}
+        request = {"arguments": " ".join(command).split(), "folder": str(self.folder), "kill_at": kill_at}
         print(json.dumps(request), file=self.server.stdin, flush=True)
         code, out, err = json.loads(self.server.stdout.readline())
         return code, out, err
 
-    def works(self, command: str, *more: str) -> str:
+    def works(self, *command: str) -> str:
         """What a command prints that ends well and has nothing to complain about."""
-        code, out, err = self(command, *more)
+        code, out, err = self(*command)
         assert (code, err) == (0, "")
         return out
 
-    def refuses(self, command: str, *more: str) -> str:
+    def refuses(self, command: str) -> str:
         """The one sentence of a command that is refused; it has written nothing."""
         before = sorted(self.folder.rglob("*"))
-        code, out, err = self(command, *more)
+        code, out, err = self(command)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert sorted(self.folder.rglob("*")) == before
         return err.removeprefix("safa: ").rstrip("\n")
@@ -223,8 +223,8 @@ def safa(elsewhere: Path, folder: Path, command: str) -> subprocess.CompletedPro
 
 def stopped_and_resumed(shell: Shell, command: str) -> None:
     """A run that is killed over its second checkpoint, and resumed, comes to the same bytes as one that is not."""
-    shell.works(f"{command} --out whole", *SMALL)
-    code, _, _ = shell(f"{command} --out stopped", *SMALL, kill_at="000002")
+    shell.works(f"{command} --out whole", SMALL)
+    code, _, _ = shell(f"{command} --out stopped", SMALL, kill_at="000002")
     assert code == -signal.SIGKILL
     assert not (shell.folder / "stopped" / "summary.json").exists()
     assert list((shell.folder / "stopped" / "checkpoint").iterdir())
@@ -242,7 +242,7 @@ def test_a_protocol_is_listed_and_run_as_a_user_types_it(elsewhere: Path, tmp_pa
     listed = safa(elsewhere, tmp_path, "protocols")
     assert "oldest-first  Those who hold the oldest model train first." in listed.stdout
     assert listed.stdout.index("fedbuff") < listed.stdout.index("oldest-first")
-    done = safa(elsewhere, tmp_path, f"run digits --protocol oldest-first {' '.join(SMALL)} --out run")
+    done = safa(elsewhere, tmp_path, f"run digits --protocol oldest-first {SMALL} --out run")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     accuracies = [record.accuracy for record in load_run(tmp_path / "run").records()]
     assert len(accuracies) == 3
@@ -295,7 +295,7 @@ def test_a_protocol_is_refused_in_one_sentence(shell: Shell) -> None:
 def test_an_aggregator_is_listed_and_run_as_a_user_types_it(elsewhere: Path, tmp_path: Path) -> None:
     listed = safa(elsewhere, tmp_path, "aggregators")
     assert "clipped           The mean of the deltas, each clipped to a norm." in listed.stdout
-    command = f"run digits --protocol fedavg --aggregator clipped --set aggregator.clip=0.5 {' '.join(SMALL)} --out run"
+    command = f"run digits --protocol fedavg --aggregator clipped --set aggregator.clip=0.5 {SMALL} --out run"
     done = safa(elsewhere, tmp_path, command)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert load_run(tmp_path / "run").settings.aggregator_options == {"clip": 0.5}
@@ -305,7 +305,7 @@ def test_an_aggregator_is_listed_and_run_as_a_user_types_it(elsewhere: Path, tmp
 @pytest.mark.parametrize("more", ["--protocol fedavg --server-optimiser adam", "--protocol safa"])
 def test_an_aggregator_is_stopped_resumed_and_replayed(shell: Shell, more: str) -> None:
     stopped_and_resumed(shell, f"run digits --aggregator clipped --set aggregator.clip=0.5 {more}")
-    shell.works(f"run digits --aggregator clipped --set aggregator.clip=0.1 {more} --out other", *SMALL)
+    shell.works(f"run digits --aggregator clipped --set aggregator.clip=0.1 {more} --out other", SMALL)
     assert shell.results("other")[1:] != shell.results("whole")[1:]  # the setting has reached the aggregator
 
 

@@ -51,11 +51,12 @@ class Updates:
         return self.rows - self.start
 
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Updates:
-        """Some of these updates, by a mask or by their places."""
+        """Some of these updates, by a mask or by their places in rising order."""
         places = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         if len(places) == len(self):
             return self
-        index = places.tolist()
+        in_a_row = len(places) > 0 and places[-1] - places[0] + 1 == len(places)
+        index = slice(places[0], places[-1] + 1) if in_a_row else places.tolist()
         named = (self.client[places], self.base[places], self.weight[places], self.picked[places])
         return Updates(*named, rows=self.rows[index], start=self.start[index])
 

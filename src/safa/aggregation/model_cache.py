@@ -143,8 +143,11 @@ class ModelCache(Aggregator):
         """The sum over all entries, from scratch."""
         total = torch.zeros_like(self._sum)
         for part in self._parts(np.arange(len(self._version))):
-            total += total.new_tensor(self._weight[part]) @ self.entries(part).double()
+            total += self._coefficients(self._weight[part]) @ self.entries(part).double()
         return total
+
+    def _coefficients(self, weight: NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(weight).to(self._sum.device)
 
     def _parts(self, numbers: Ids) -> list[Ids]:
         return [numbers[first : first + self._chunk] for first in range(0, len(numbers), self._chunk)]
@@ -161,27 +164,29 @@ class ModelCache(Aggregator):
         for number, part in enumerate(self._parts(clients)):
             first = number * self._chunk
             change = new[first : first + len(part)].double() - self.entries(part).double()
-            self._sum += self._sum.new_tensor(self._weight[part]) @ change
+            self._sum += self._coefficients(self._weight[part]) @ change
 
     def _weigh(self, updates: Updates) -> None:
         """The coefficients of entries whose updates were picked := their weights, for clients that are there."""
-        weight = np.where(self._present[updates.client], updates.weight, 0.0)
-        change = weight - self._weight[updates.client]
-        other = updates.picked & _differ(weight, self._weight[updates.client])
-        if other.any():
-            self._weight[updates.client[other]] = weight[other]
-            self._add(updates.client[other], change[other])
+        clients, weight = updates.client[updates.picked], updates.weight[updates.picked]
+        before = self._weight[clients]
+        if np.array_equal(weight, before):
+            return
+        weight = np.where(self._present[clients], weight, 0.0)
+        other = _differ(weight, before)
+        self._weight[clients[other]] = weight[other]
+        self._add(clients[other], (weight - before)[other])
 
     def _add(self, clients: Ids, weight: NDArray[np.float64]) -> None:
         """Add the entries of these clients to the sum, so many times each; those that are one version at once."""
         version = self._version[clients]
         own = version < 0
         for part in self._parts(np.flatnonzero(own)):
-            self._sum += self._sum.new_tensor(weight[part]) @ self._own.get(clients[part]).double()
+            self._sum += self._coefficients(weight[part]) @ self._own.get(clients[part]).double()
         distinct, group = np.unique(version[~own], return_inverse=True)
-        together = np.bincount(group, weights=weight[~own], minlength=len(distinct))
+        together = np.bincount(group, weights=weight[~own], minlength=len(distinct)).astype(np.float64)
         for part in self._parts(np.arange(len(distinct))):
-            self._sum += self._sum.new_tensor(together[part]) @ self.versions.rows(distinct[part]).double()
+            self._sum += self._coefficients(together[part]) @ self.versions.rows(distinct[part]).double()
 
     # -- to be continued later ---------------------------------------------------------------------------------------
 
@@ -222,7 +227,7 @@ def _differ(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
 
 def _last_of_each(updates: Updates) -> Updates:
     """The last update of each client, in order of arrival."""
-    if len(updates) < 2:
+    if len(set(updates.client.tolist())) == len(updates):
         return updates
     _, last = np.unique(updates.client[::-1], return_index=True)
     return updates.part(np.sort(len(updates) - 1 - last))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +26,7 @@ def weighted_sum(parts: Iterable[Part]) -> tuple[Tensor, float] | None:
     total, whole = None, 0.0
     for weight, rows in parts:
         if len(weight):
-            part = (rows.new_tensor(weight) @ rows).double()
+            part = (torch.from_numpy(weight).to(rows) @ rows).double()
             total = part if total is None else total + part
             whole += float(weight.sum())
     return None if total is None else (total, whole)
@@ -44,7 +45,7 @@ class Averaging(Aggregator):
 
     def _mean_of(self, step: Step, weight: NDArray[np.float64], rows: Tensor) -> Tensor:
         """Where the updates are there all at once, as a rule."""
-        used = rows.new_tensor(weight * self._factor(step, float(weight.sum())))
+        used = torch.from_numpy(weight * self._factor(step, float(weight.sum()))).to(rows)
         return (1 - float(used.sum())) * self.versions.model + used @ rows
 
     def _mean_of_parts(self, step: Step, parts: Iterable[Part]) -> Tensor:

@@ -74,7 +74,7 @@ class _Commits:
 
     def __add__(self, other: _Commits) -> _Commits:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _Commits(*(np.concatenate(pair) for pair in pairs))
+        return other if not len(self) else self if not len(other) else _Commits(*map(np.concatenate, pairs))
 
     def __len__(self) -> int:
         return len(self.client)
@@ -188,8 +188,8 @@ class Learner:
 
     def _forget(self) -> None:
         """Drop the versions that nobody needs any more."""
-        held, waiting = np.unique(self._held), (self._queue.base, self._undrafted.base)
-        self.versions.forget_all_but({*np.concatenate([held, *waiting]).tolist(), *self._aggregator.references()})
+        held = np.unique(np.concatenate([self._held, self._queue.base, self._undrafted.base]))
+        self.versions.forget_all_but({*held.tolist(), *self._aggregator.references()})
 
     def _discard(self, commits: _Commits) -> None:
         if len(commits):

@@ -115,7 +115,7 @@ def whole_run(task: str, device: torch.device, **given: Any) -> None:
 
 
 def experiment_to_end(settings: Settings) -> None:
-    """Play all rounds and say how good the model became."""
+    """Run all rounds and say how good the model became."""
     experiment = Experiment(settings)
     for _ in experiment.rounds():
         pass

@@ -37,7 +37,7 @@ def _needed(path: str | None, name: str) -> str:
 
 
 def unavailable(why: str) -> NoReturn:
-    """Skip a test for want of something; in CI that is a failure, so that nothing is passed over."""
+    """Skip a test for want of something; in CI that is a failure, so that nothing is skipped unnoticed."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)

@@ -85,7 +85,7 @@ def test_the_paper_counts_tau_one_lower_than_its_equation() -> None:
 
 
 def test_nobody_but_the_command_line_knows_of_the_paper() -> None:
-    """A preset names what it needs; no other room does."""
+    """A preset names what it needs; no other package does."""
     source = Path(safa.__file__).parent
     files = [path for path in source.rglob("*.py") if path.relative_to(source).parts[0] not in ("paper", "cli")]
     knowing = [path.name for path in files if re.search(r"safa\.paper|as_printed", path.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""Names that the settings offer and another room implements, so that reading settings loads none of those rooms."""
+"""Names that the settings offer and another package implements, so that reading settings loads none of those."""
 
 __all__ = ["FAULT_MODELS", "OPTIMISERS", "SIZE_DISTRIBUTIONS", "SPEED_DISTRIBUTIONS", "TRAINERS"]
 

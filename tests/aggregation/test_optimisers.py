@@ -16,18 +16,18 @@ from safa.aggregation.rows import Versions
 from safa.aggregation.update_cache import Mifa
 from safa.errors import SafaError
 from safa.protocol.records import Rule
-from safa.testing import PlayedStep, check_aggregator
+from safa.testing import TakenStep, check_aggregator
 from tests.aggregation.test_update_cache import mifa
 
 Row = NDArray[np.float64]
-Gradients = Callable[[Sequence[PlayedStep]], list[Row]]
+Gradients = Callable[[Sequence[TakenStep]], list[Row]]
 
 
 def plain_mean() -> Aggregator:
     return TrimmedMean(trim=0.0)
 
 
-def gradients_of_mean(steps: Sequence[PlayedStep]) -> list[Row]:
+def gradients_of_mean(steps: Sequence[TakenStep]) -> list[Row]:
     lengths = [1.0 if step.rule is Rule.CACHE else step.weight.sum() for step in steps]
     origins = [step.start if step.rule is Rule.DELTA else step.before for step in steps]
     deltas = [(step.rows - origin)[step.picked] for step, origin in zip(steps, origins, strict=True)]
@@ -37,7 +37,7 @@ def gradients_of_mean(steps: Sequence[PlayedStep]) -> list[Row]:
     ]
 
 
-def gradients_of_mifa(steps: Sequence[PlayedStep]) -> list[Row]:
+def gradients_of_mifa(steps: Sequence[TakenStep]) -> list[Row]:
     return [mifa(steps[: end + 1]) - step.before for end, step in enumerate(steps)]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safa.aggregation import robust
 from safa.aggregation.robust import CoordinateMedian, GeometricMedian, MultiKrum, RobustMean, TrimmedMean
 from safa.protocol.records import Rule
-from safa.testing import PlayedStep, check_aggregator
+from safa.testing import TakenStep, check_aggregator
 from safa.testing.aggregators import check_refused
 
 Rows = NDArray[np.float64]
@@ -61,7 +61,7 @@ FORMULAS: dict[Callable[[], RobustMean], Formula] = {
 KINDS = (CoordinateMedian, TrimmedMean, MultiKrum, GeometricMedian)
 
 
-def model_by(formula: Formula, steps: Sequence[PlayedStep]) -> Rows:
+def model_by(formula: Formula, steps: Sequence[TakenStep]) -> Rows:
     step = steps[-1]
     order = np.argsort(step.client[step.picked])
     moves = step.rows - (step.start if step.rule is Rule.DELTA else step.before)

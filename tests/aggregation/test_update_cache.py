@@ -14,7 +14,7 @@ from safa.aggregation.aggregator import Step, Updates
 from safa.aggregation.rows import Versions
 from safa.aggregation.update_cache import FedVarp, Mifa, UpdateCache
 from safa.protocol.records import Ids, Rule
-from safa.testing import PlayedStep, check_aggregator
+from safa.testing import TakenStep, check_aggregator
 from safa.testing.aggregators import check_formula
 
 Row = NDArray[np.float64]
@@ -24,7 +24,7 @@ def mean_of(entries: dict[int, Row], present: dict[int, float]) -> Row | float:
     return sum(n * entries[k] for k, n in present.items() if k in entries) / sum(present.values())
 
 
-def mifa(steps: Sequence[PlayedStep], server_step: float = 1.0) -> Row:
+def mifa(steps: Sequence[TakenStep], server_step: float = 1.0) -> Row:
     """Gu et al. 2021: the mean of the latest delta of everybody who is there."""
     latest: dict[int, Row] = {}
     for step in steps:
@@ -32,7 +32,7 @@ def mifa(steps: Sequence[PlayedStep], server_step: float = 1.0) -> Row:
     return np.asarray(steps[-1].before + server_step * mean_of(latest, dict(steps[-1].present)))
 
 
-def fedvarp(steps: Sequence[PlayedStep], server_step: float = 1.0) -> Row:
+def fedvarp(steps: Sequence[TakenStep], server_step: float = 1.0) -> Row:
     """Jhunjhunwala et al. 2022; what was undrafted is an entry before the step."""
     y: dict[int, Row] = {}
     for step in steps:

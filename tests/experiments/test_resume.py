@@ -165,7 +165,7 @@ def test_rounds_that_are_fewer_than_the_checkpoint_says_fall_back(left: int, tmp
     stopped(tmp_path / "cut", 7)
     rounds = tmp_path / "cut" / "rounds.jsonl"
     rounds.write_text("".join(rounds.read_text().splitlines(keepends=True)[:left]))
-    with pytest.warns(UserWarning, match=f"passed over: there are only {left} finished rounds"):
+    with pytest.warns(UserWarning, match=f"skipped: there are only {left} finished rounds"):
         safa.resume(tmp_path / "cut", PROBLEM)
     assert rounds.read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 

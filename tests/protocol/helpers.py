@@ -22,11 +22,11 @@ PROTOCOLS: dict[str, Callable[[NDArray[np.float64]], Protocol]] = {
 """Every protocol of the package, with settings that make much happen in few rounds."""
 
 
-def open_round(protocol: Protocol, now: float, *, lots: list[float] | None = None) -> Dispatch:
-    """Open a round without caring for lots and estimates."""
+def open_round(protocol: Protocol, now: float, *, draws: list[float] | None = None) -> Dispatch:
+    """Open a round without caring for draws and estimates."""
     return protocol.open_round(
         now=now,
-        draws=np.linspace(0, 1, protocol.clients) if lots is None else lots,
+        draws=np.linspace(0, 1, protocol.clients) if draws is None else draws,
         expected_s=np.ones(protocol.clients),
     )
 

@@ -293,7 +293,7 @@ def three_rounds(protocol: Protocol) -> list[str]:
 def test_it_says_whose_update_would_be_taken() -> None:
     protocol = FedAvg([1, 1, 1, 1], fraction=0.5)
     assert not protocol.expects(0), "no round is open"
-    open_round(protocol, 0, lots=[0.1, 0.2, 0.8, 0.9])
+    open_round(protocol, 0, draws=[0.1, 0.2, 0.8, 0.9])
     assert [protocol.expects(client) for client in range(4)] == [True, True, False, False]
     arrive(protocol, [0], 1.0)
     lose(protocol, [1], 1.0)

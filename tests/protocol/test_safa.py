@@ -36,7 +36,7 @@ def test_the_story_of_figure_1() -> None:
     assert dispatch.sync.tolist() == [A, B, C]
     assert dispatch.resume.tolist() == [D]  # tolerable: 2-2 <= 0 < 1
     arrive(safa, [B], 3.0)  # picked last time, so it has to wait in Q
-    arrive(safa, [A], 3.5)  # passed over last time, so it goes first
+    arrive(safa, [A], 3.5)  # not picked last time, so it goes first
     assert not safa.done
     lose(safa, [C, D], 4.0)
     second = safa.close_round(now=4.0)
@@ -149,7 +149,7 @@ stories = st.integers(1, 9).flatmap(
 """C, tau and for every round an order of the clients and what each does: (a)rrive, (c)rash, (s)traggle."""
 
 
-def play(safa: Safa, order: list[int], fates: list[str], now: float) -> RoundRecord:
+def run_round(safa: Safa, order: list[int], fates: list[str], now: float) -> RoundRecord:
     """One round in which the clients in `order` do as they are fated, one second apart."""
     open_round(safa, now)
     for step, client in enumerate(order, start=1):
@@ -168,7 +168,7 @@ def test_every_round_keeps_the_rules_of_selection(story: tuple[float, int, list[
     picked_last: set[int] = set()
     for number, (order, fates) in enumerate(rounds):
         before = safa.versions.copy()
-        record = play(safa, order, fates, 1000.0 * number)
+        record = run_round(safa, order, fates, 1000.0 * number)
         picked, undrafted, crashed = set(record.picked), set(record.undrafted), set(record.crashed)
         assert not picked & undrafted
         assert not picked & crashed

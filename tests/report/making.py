@@ -1,4 +1,4 @@
-"""Records made by hand, and small runs, for the tests of this room."""
+"""Records made by hand, and small runs, for the tests of this package."""
 
 from __future__ import annotations
 

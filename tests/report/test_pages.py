@@ -93,7 +93,7 @@ def test_speeds_order_the_clients() -> None:
 def test_a_run_that_is_not_finished() -> None:
     run = simulated(rounds=6)
     half = replace(run, summary=None, held_records=run.held_records[:3])
-    assert "not come to its end: 3 of 6 rounds are there" in text_of(run_page(half))
+    assert "This run is not finished: 3 of 6 rounds are there" in text_of(run_page(half))
     nothing = replace(run, summary=None, held_records=[])
     assert "There is nothing to show yet" in text_of(run_page(nothing))
 

@@ -162,7 +162,7 @@ def change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
             protocol.readmit(away[rng.random(len(away)) < 0.7])
 
 
-def play_round(
+def run_round(
     told: Protocol | Server, rng: np.random.Generator, accept: Callable[[int, int], None] = lambda client, base: None
 ) -> RoundRecord:
     """A round in which clients commit, or are found lost, in any order; `accept` hears of every good update.

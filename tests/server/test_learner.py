@@ -37,8 +37,8 @@ from tests.server.literal import (
     LiteralFleet,
     change_fleet,
     fake,
-    play_round,
     resumed,
+    run_round,
     trainer,
 )
 from tests.training.problems import ragged_shards
@@ -271,7 +271,7 @@ def test_the_learner_follows_the_fleet(name: str, seed: int) -> None:
     literal = LiteralFleet(protocol, Fake())
     for _ in range(25):
         change_fleet(protocol, rng)
-        record = play_round(protocol, rng, lambda client, base: None)
+        record = run_round(protocol, rng, lambda client, base: None)
         through.apply(record)
         stopped = resumed(stopped, follower(protocol, fake()))
         stopped.apply(record)
@@ -296,7 +296,7 @@ def test_a_learner_of_received_updates_equals_the_literal_one(name: str, seed: i
 
     for _ in range(25):
         change_fleet(protocol, rng)
-        record = play_round(protocol, rng, accept)
+        record = run_round(protocol, rng, accept)
         server.apply(record)
         torch.testing.assert_close(server.model, literal.apply(record), rtol=1e-9, atol=1e-9)
         state = server.state()
@@ -319,7 +319,7 @@ def test_the_version_that_a_client_holds_is_kept_for_its_return() -> None:
         if step in (3, 5, 8, 11):
             change = protocol.retire if step in (3, 8) else protocol.readmit
             change([0, 1])
-        it.apply(play_round(protocol, rng, lambda client, base: None))
+        it.apply(run_round(protocol, rng, lambda client, base: None))
         assert it.state()["held"].tolist() == protocol.versions.tolist()
         assert set(protocol.versions.tolist()) <= set(it.tables()["models"].numbers.tolist())
 
@@ -329,7 +329,7 @@ def test_a_federation_may_begin_with_nobody(kind: Callable[..., Protocol]) -> No
     protocol = kind([], fraction=1.0)
     rng = np.random.default_rng(0)
     it = follower(protocol, fake(), np.empty(0))
-    it.apply(play_round(protocol, rng, lambda client, base: None))
+    it.apply(run_round(protocol, rng, lambda client, base: None))
     assert torch.equal(it.model, START)
     protocol.enrol([1.0, 3.0])
     protocol.open_round(now=1.0, draws=[0.1, 0.2], expected_s=[1.0, 1.0])

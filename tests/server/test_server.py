@@ -24,7 +24,7 @@ from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.server.resume import find_checkpoint
 from tests.protocol.helpers import PROTOCOLS
-from tests.server.literal import SIZES, START, Fake, LiteralFleet, change_fleet, fake, play_round
+from tests.server.literal import SIZES, START, Fake, LiteralFleet, change_fleet, fake, run_round
 
 
 def loss_of(model: Tensor) -> tuple[float, float]:
@@ -74,8 +74,8 @@ def test_a_version_of_an_open_round_is_what_the_close_makes(make: Callable[[], P
 
         change_fleet(asked.protocol, np.random.default_rng([seed, number, 0]))
         change_fleet(never.protocol, np.random.default_rng([seed, number, 0]))
-        closed = play_round(asked, np.random.default_rng([seed, number, 1]), ask)
-        record, other = asked.commit(closed), never.commit(play_round(never, np.random.default_rng([seed, number, 1])))
+        closed = run_round(asked, np.random.default_rng([seed, number, 1]), ask)
+        record, other = asked.commit(closed), never.commit(run_round(never, np.random.default_rng([seed, number, 1])))
         assert record.to_json() == other.to_json()
         assert torch.equal(model_of(asked), model_of(never))
         before = literal.latest
@@ -96,7 +96,7 @@ def test_an_update_of_a_version_that_was_made_early_is_used_once() -> None:
         inbox.put(client, base, START + client + 1)
         asked.append(server.start_model(client, int(protocol.versions[client])))
 
-    record = server.commit(play_round(server, np.random.default_rng(5), accept))
+    record = server.commit(run_round(server, np.random.default_rng(5), accept))
     assert server.learner is not None
     into = record.into[record.verdict == Verdict.PICKED]
     assert server.learner.asked_for == np.count_nonzero(into <= record.version) > 2
@@ -119,7 +119,7 @@ class Deployment:
         for number in range(self.server.protocol.round + 1, until + 1):
             rng = np.random.default_rng([17, number])
             change_fleet(self.server.protocol, rng)
-            closed = play_round(self.server, rng, lambda client, base, rng=rng: self._put(client, base, rng))  # type: ignore[misc]
+            closed = run_round(self.server, rng, lambda client, base, rng=rng: self._put(client, base, rng))  # type: ignore[misc]
             records.append(self.server.commit(closed).to_json())
         return records
 
@@ -193,7 +193,7 @@ def test_undrafted_updates_are_discarded_where_there_is_no_entry_for_them(aggreg
             rows[client] = torch.from_numpy(rng.normal(size=len(START)))
             inbox.put(client, base, rows[client])
 
-        record = server.commit(play_round(server, rng, accept))
+        record = server.commit(run_round(server, rng, accept))
         undrafted += len(record.undrafted)
         assert len(inbox) == (len(record.undrafted) if aggregator == "cache" else 0)
         if aggregator == "mean" and len(record.picked):
@@ -264,7 +264,7 @@ def test_the_weights_of_the_record_are_the_weights_that_are_used(aggregator: str
         protocol = kind(SIZES, fraction=0.5, lag_tolerance=2, round_limit_s=9)
         server, naive = server_of(protocol, fake(), aggregator=aggregator), Naive()
         for _ in range(ROUNDS):
-            record = server.commit(play_round(server, rng))
+            record = server.commit(run_round(server, rng))
             expected = naive.apply(record, aggregator)
             torch.testing.assert_close(model_of(server), expected, rtol=1e-10, atol=1e-10)
         models.append(model_of(server))
@@ -276,7 +276,7 @@ def test_the_weights_of_the_record_are_the_weights_that_are_used(aggregator: str
 
 def test_without_a_learner_a_server_only_decides() -> None:
     server = Server(FedAvg(SIZES, fraction=0.5), seed=1, rounds=3)
-    records = [server.commit(play_round(server, np.random.default_rng(0))) for _ in range(3)]
+    records = [server.commit(run_round(server, np.random.default_rng(0))) for _ in range(3)]
     assert [record.loss for record in records] == [None] * 3
     assert server.metrics.values() == measure(records)
 

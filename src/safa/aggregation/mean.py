@@ -12,7 +12,7 @@ _ROUNDING = 1e-12  # what sums of the same weights may differ by, relative to th
 
 
 class Mean(Averaging):
-    """The mean over the participants (McMahan et al., AISTATS 2017); they stand in for those that diverged.
+    """The mean over the participants (McMahan et al., AISTATS 2017); they replace those that diverged.
 
     Where the weights are shares of a cache of all clients, which sum to less than 1, they are scaled to sum to 1.
     """
@@ -27,7 +27,7 @@ class Mean(Averaging):
 
 
 class PopulationMean(Averaging):
-    """The mean over the whole population, as in the SAFA paper: the old model stands in for everybody else."""
+    """The mean over the whole population, as in the SAFA paper: the old model replaces the update of everybody else."""
 
     name = "population"
     rules = frozenset({Rule.AVERAGE, Rule.CACHE})

@@ -1,4 +1,4 @@
-"""Fully local training: every client goes on from its own last model, and their sum is taken where it is asked for."""
+"""Fully local training: every client continues from its own last model; their sum is taken where it is asked for."""
 
 from __future__ import annotations
 

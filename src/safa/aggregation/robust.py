@@ -3,9 +3,9 @@
 w := w + length * robust(moves), over the picked updates. A move is u - w, as in a mean of models, and for `Rule.DELTA`
 what the training changed, u - its base. `length` is the sum of the weights that the record gives to the updates (1 for
 FedAvg over its participants), and 1 for `Rule.CACHE`, whose weights are shares of a cache; an update that diverged is
-part of the sum, as the others stand in for it. They hold no state, and need all updates of a step at once.
+part of the sum, as the others replace it. They hold no state, and need all updates of a step at once.
 
-With less than three updates nothing can be told from them, and their mean is taken.
+With less than three updates there is nothing to compare, and their mean is taken.
 """
 
 from __future__ import annotations

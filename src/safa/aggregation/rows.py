@@ -71,7 +71,7 @@ class RowTable:
         return self._read(self._places_of(numbers))
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget these rows; a number that has none is passed over."""
+        """Forget these rows; a number that has none is ignored."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         chosen = np.unique(chosen[chosen < len(self._place)])
         self._give_back(self._place[chosen])
@@ -268,9 +268,9 @@ def _mapped(count: int, like: Tensor) -> Tensor:
             with path.open("wb") as file:  # takes the room on the disk now: later, there is no way to report its lack
                 os.posix_fallocate(file.fileno(), 0, size * like.element_size())
             return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(count, like.numel())
-    except OSError as problem:
+    except OSError as error:
         needed = size * like.element_size() / 2**20
         raise SafaError(
             f"models of {needed:.0f} MB do not fit memory_mb and cannot be held in a file in {tempfile.gettempdir()}: "
-            f"{problem.strerror}"
+            f"{error.strerror}"
         ) from None

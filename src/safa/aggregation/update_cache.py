@@ -1,4 +1,4 @@
-"""Caches of updates: what the training of every client changed last stands in for it while it is silent.
+"""Caches of updates: what the training of every client changed last counts for it while it is silent.
 
 An entry is a delta, the update less the model that it was trained from. MIFA and FedVARP hold one per client. Both
 papers keep the entry of a client for as long as it is silent, however old it is. So do these, also where a protocol

@@ -28,7 +28,7 @@ def contributions(records: Iterable[RoundRecord], clients: ArrayLike) -> Contrib
     """Whether these clients contributed in each round of a run of a protocol that makes one version a round.
 
     An undrafted update first counts in the next round (Eq. 8), and never if by then its client is picked or has to
-    start over (Eq. 6). That a cache entry goes on counting in later rounds is no further contribution.
+    start over (Eq. 6). That a cache entry continues to count in later rounds is no further contribution.
     """
     asked = np.atleast_1d(np.asarray(clients, dtype=np.int64))
     kept = np.zeros(len(asked), dtype=np.bool_)

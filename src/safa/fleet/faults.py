@@ -49,9 +49,9 @@ class Faults:
         if key not in self._draws:
             if ordinal == 0:
                 self._draws.clear()
-            lots = stream(self._seed, "crash", round_number, ordinal).random(self._clients)
+            drawn = stream(self._seed, "crash", round_number, ordinal).random(self._clients)
             points = stream(self._seed, "crash point", round_number, ordinal).random(self._clients)
-            self._draws[key] = lots < self.crash_rate, points
+            self._draws[key] = drawn < self.crash_rate, points
         return self._draws[key]
 
     def crash_times(

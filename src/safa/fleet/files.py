@@ -59,17 +59,17 @@ def read_trace(path: str | Path, *, count: int) -> NDArray[np.float64]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
-        raise SafaError(f"cannot read {path}: {_reason(problem)}") from None
+    except (OSError, ValueError) as error:
+        raise SafaError(f"cannot read {path}: {_reason(error)}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             yield number, line
 
 
-def _reason(problem: Exception) -> str:
-    if isinstance(problem, UnicodeDecodeError):
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
         return "it is not text"
-    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _table(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
@@ -82,8 +82,8 @@ def _table(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]
     for number, line in lines:
         try:
             row = next(csv.reader([line]))
-        except csv.Error as problem:
-            raise SafaError(f"{path}, line {number}: {problem}") from None
+        except csv.Error as error:
+            raise SafaError(f"{path}, line {number}: {error}") from None
         if len(row) != len(header):
             raise SafaError(f"{path}, line {number}: needs {expected}, not {line!r}")
         yield number, row

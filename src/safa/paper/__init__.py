@@ -1,4 +1,4 @@
-"""The paper: its printed tables, its habits, and their reproduction. No other room knows of it but the command line."""
+"""The paper: its printed tables, its habits, and their reproduction. Only the command line knows of it."""
 
 from safa.paper.printed import TableCell, printed
 

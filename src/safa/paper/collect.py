@@ -1,7 +1,7 @@
 """Runs what the reproduction consists of, and keeps every result as soon as it is there.
 
 `results.jsonl` has one line per finished run. A run whose line is there is not run again, so that a reproduction which
-was stopped at any instant goes on where it was, and parts of it can be run on different machines.
+was stopped at any instant continues where it was, and parts of it can be run on different machines.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def _lag_figure(
     panels = [
         (_LAG_METRICS[metric], lines(rows, x, Axis(metric, " "), series="setting", points=True)) for metric in metrics
     ]
-    told = "as the paper counts it, one less than in its Eq. 3" if accounting == "as printed" else "as in Eq. 3"
-    caption = f"SAFA on {task}, mean over worlds; tau {told}. Accounting: {accounting}."
+    counted = "as the paper counts it, one less than in its Eq. 3" if accounting == "as printed" else "as in Eq. 3"
+    caption = f"SAFA on {task}, mean over worlds; tau {counted}. Accounting: {accounting}."
     return PaperFigure(name, title, caption, panels)
 
 

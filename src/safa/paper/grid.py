@@ -63,7 +63,7 @@ class Job:
     rounds: int
     """The metrics are those of so many rounds."""
     target: float | None = None
-    """Go on behind `rounds` until the accuracy has reached this, or the rounds of the settings are over."""
+    """Continue behind `rounds` until the accuracy has reached this, or the rounds of the settings are over."""
 
     @cached_property
     def key(self) -> str:

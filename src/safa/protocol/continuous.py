@@ -1,7 +1,7 @@
 """What FedAsync and FedBuff share: nobody waits for anybody.
 
 Every client is always at work. One that commits is sent the latest model at once. There are no rounds; a record is
-closed every ceil(C*m) arrivals, so that these protocols stand in the same tables as the others.
+closed every ceil(C*m) arrivals, so that these protocols can be compared in the same tables as the others.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Dispatch:
     sync: Ids
     """Sent the latest global model: they abandon what they are doing and start from it."""
     resume: Ids
-    """Not sent anything: they go on with their attempt, or start one from the model that they hold."""
+    """Not sent anything: they continue their attempt, or start one from the model that they hold."""
     deprecated: Ids
     """Those of `sync` that are forced (Eq. 3)."""
     upload: bool = True

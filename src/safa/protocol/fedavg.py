@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., AISTATS 2017): select a random C-fraction, train, wait for all of it, average.
 
 Two averages are known under this name. McMahan's own is over the clients that took part. The SAFA paper's experiments
-summed over the whole population, with the old global model standing in for everyone else, which damps every step by
-the share of clients that took part.
+summed over the whole population, with the old global model in place of everyone else's update, which damps every step
+by the share of clients that took part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedBuff (Nguyen et al., AISTATS 2022): updates are gathered in a buffer of K, which makes a version when it is full.
 
 w := w + server_lr/K * sum of s(lag) * (update - its base), with s(lag) = (1 + lag)^-1/2 as in that paper. A buffer that
-is not full when a record closes goes on filling in the next one.
+is not full when a record closes continues to fill in the next one.
 """
 
 from __future__ import annotations

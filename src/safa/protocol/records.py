@@ -1,4 +1,4 @@
-"""The round record: the only thing about a round that other rooms see.
+"""The round record: the only thing about a round that other packages see.
 
 A protocol closes a round by yielding one immutable `RoundRecord`. A client's update is a function of (client, base
 version) alone, so a record that lists who committed, from which base and with what verdict is enough to train, to
@@ -47,7 +47,7 @@ class Refusal(IntEnum):
     SECOND_COMMIT = 4
     """The client has committed in this round already."""
     ABANDONED = 5
-    """Its base version is not the one that the client was told to train: an abandoned attempt."""
+    """Its base version is not the one that the client was given to train: an abandoned attempt."""
     NOT_EXPECTED = 6
     """The server does not expect an update from this client: it was not asked, or is too late."""
     LATE = 7

@@ -4,7 +4,7 @@ Round t = 1, 2, ... The global version after round t is t; w(0) is the start mod
 version v_k. The server's part of a round, in the order of Algorithm 2:
 
 1. **Distribute** (Eq. 3). Clients that committed in the round before (up-to-date, v = t-1) and clients that lag too far
-   behind (deprecated, v < t - tau) take w(t-1). All others (tolerable) keep their model and go on training.
+   behind (deprecated, v < t - tau) take w(t-1). All others (tolerable) keep their model and continue training.
 2. **Select** (Algorithm 1, CFCFM). The round wants ceil(C*m) updates. An update from a client that was not picked in
    round t-1 goes to P at once; one from a client that was picked then goes to Q. The round ends when P is full, at
    T_lim, or when nobody is left to wait for; what P lacks then is filled from Q in order of arrival.
@@ -33,7 +33,7 @@ __all__ = ["Safa"]
 
 
 class Safa(Protocol):
-    """All clients train; the first C*m updates close the round, those passed over last time first."""
+    """All clients train; the first C*m updates close the round, those not picked last time first."""
 
     name = "safa"
     rule = Rule.CACHE
@@ -54,7 +54,7 @@ class Safa(Protocol):
         return super()._fresh_client() | {"_picked_last": False}
 
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
-        """Eq. 3: up-to-date and deprecated clients are synchronised, tolerable ones go on."""
+        """Eq. 3: up-to-date and deprecated clients are synchronised, tolerable ones continue."""
         self._priority = 0
         up_to_date = self.active & (self.versions == self.round - 1)
         deprecated = self.active & (self.versions < self.round - self.lag_tolerance)

@@ -215,7 +215,7 @@ def lines(
     """
     names = list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""]
     looks = styles(names)
-    told = [_tooltip(x), *([alt.Tooltip(f"{series}:N")] if series else []), _tooltip(y), *map(_tooltip, also)]
+    shown = [_tooltip(x), *([alt.Tooltip(f"{series}:N")] if series else []), _tooltip(y), *map(_tooltip, also)]
     base = alt.Chart(_data(rows)).encode(x=_x(x, 10 if points else 0))
     coloured = base.encode(color=_by(alt.Color, series, looks, "colour", points)) if series else base
     plain: dict[str, Any] = {} if series else {"color": looks[names[0]].colour}
@@ -229,7 +229,7 @@ def lines(
     if points:
         dot = coloured.mark_point(filled=True, size=55, opacity=1, **plain).encode(y=_y(y))
         layers.append(dot.encode(shape=_by(alt.Shape, series, looks, "shape", points)) if series else dot)
-    layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=told))
+    layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=shown))
     return _layered(layers, height)
 
 
@@ -289,8 +289,8 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
     looks = styles([str(row[names]) for row in rows])
     y = alt.Y(f"{names}:N", sort=None, axis=alt.Axis(title=None, labelLimit=220, grid=True))
     base = alt.Chart(_data(rows)).encode(y=y, color=_by(alt.Color, names, looks, "colour", True).legend(None))
-    told = [alt.Tooltip(f"{names}:N"), _tooltip(x), *(_tooltip(Axis(field, field, x.format)) for field in band or ())]
-    point = base.mark_point(filled=True, size=90, opacity=1).encode(x=_x(x), tooltip=told)
+    shown = [alt.Tooltip(f"{names}:N"), _tooltip(x), *(_tooltip(Axis(field, field, x.format)) for field in band or ())]
+    point = base.mark_point(filled=True, size=90, opacity=1).encode(x=_x(x), tooltip=shown)
     layers = [point.encode(shape=_by(alt.Shape, names, looks, "shape", True).legend(None))]
     if band:
         rule = base.mark_rule(strokeWidth=3, opacity=0.35)

@@ -108,14 +108,14 @@
     figure.querySelector("figcaption").append(" ", buttons);
   }
 
-  // Numbers are sorted by size, texts by their letters with numbers inside as numbers; missing values are last.
-  const letters = new Intl.Collator("en", { numeric: true });
+  // Numbers are sorted by size, texts by the alphabet with numbers inside as numbers; missing values are last.
+  const collator = new Intl.Collator("en", { numeric: true });
   function compare(one, two, sign) {
     const [a, b] = [one, two].map((text) => (text === "" ? NaN : Number(text)));
     if (one === "" || two === "") return (one === "") - (two === "");
     const missing = Number.isNaN(a) - Number.isNaN(b);
     if (missing) return missing;
-    return sign * (Number.isNaN(a) ? letters.compare(one, two) : Math.sign(a - b) || 0);
+    return sign * (Number.isNaN(a) ? collator.compare(one, two) : Math.sign(a - b) || 0);
   }
   function sort(table, head) {
     const place = [...head.parentNode.children].indexOf(head);

@@ -83,7 +83,7 @@ def _state(run: Run, rounds: int) -> str:
     """Whether the run is finished and whether a model was trained."""
     words = "The run came to its end."
     if run.summary is None:
-        words = f"This run has not come to its end: {rounds} of {run.settings.rounds} rounds are there. "
+        words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there. "
         words += "The figures are those of these rounds." if rounds else "There is nothing to show yet."
     return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
 

@@ -86,7 +86,7 @@ class Checkpoint:
     tables: dict[str, tuple[Ids, Tensor]] = field(default_factory=dict)
     """The rows of every table: their numbers, rising, and the rows themselves, [K, d]."""
     problems: tuple[str, ...] = ()
-    """A sentence for each newer checkpoint that was passed over: damaged, unreadable, or made for other settings."""
+    """A sentence for each newer checkpoint that was skipped: damaged, unreadable, or made for other settings."""
     other_settings: bool = False
     """Whether it is for its settings that none can be used: those of the run were changed since."""
 
@@ -188,7 +188,7 @@ def _batches(tables: Mapping[str, _Places], limit: int) -> Iterator[dict[str, Id
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run. It knows what those hold that it wrote, or went on from."""
+    """Writes the checkpoints of a run. It knows what those hold that it wrote, or continued from."""
 
     def __init__(self, folder: Path, *, settings: str) -> None:
         """`folder` is that of the run, `settings` a checksum of its settings."""
@@ -198,13 +198,13 @@ class CheckpointWriter:
 
     @classmethod
     def resume(cls, folder: Path, *, settings: str, finished: int) -> CheckpointWriter:
-        """Go on from the checkpoint after so many rounds, if there is one; newer ones are removed."""
+        """Continue from the checkpoint after so many rounds, if there is one; newer ones are removed."""
         writer = cls(folder, settings=settings)
         generations = _generations(folder)
         for path in (path for rounds, path in generations.items() if rounds > finished):
             path.unlink(missing_ok=True)
         if finished in generations:
-            with suppress(SafaError):  # it is not gone on from, then, and everything is written
+            with suppress(SafaError):  # it is not continued from, then, and everything is written
                 writer._kept[finished] = _read_state(generations[finished], finished).index
         return writer
 
@@ -329,7 +329,7 @@ def load_checkpoint(folder: Path, *, settings: str, most: int | None = None) -> 
     problems: list[str] = []
     for rounds, path in _generations(folder).items():
         if most is not None and rounds > most:
-            problems.append(f"{path} is passed over: there are only {most} finished rounds in rounds.jsonl")
+            problems.append(f"{path} is skipped: there are only {most} finished rounds in rounds.jsonl")
             continue
         try:
             found = _read_state(path, rounds)
@@ -337,11 +337,11 @@ def load_checkpoint(folder: Path, *, settings: str, most: int | None = None) -> 
                 problems.append(f"{path} was made for other settings than those in config.toml")
                 return Checkpoint(problems=tuple(problems), other_settings=True)
             tables = _read_tables(path, found.index)
-        except SafaError as problem:
-            problems.append(str(problem))
+        except SafaError as error:
+            problems.append(str(error))
             continue
-        told = tuple(problems)
-        return Checkpoint(rounds=rounds, notes=found.notes, state=found.tensors, tables=tables, problems=told)
+        skipped = tuple(problems)
+        return Checkpoint(rounds=rounds, notes=found.notes, state=found.tensors, tables=tables, problems=skipped)
     return Checkpoint(problems=tuple(problems))
 
 
@@ -381,8 +381,8 @@ def _read_tables(state: Path, index: _Index) -> dict[str, tuple[Ids, Tensor]]:
             _, tensors = read_sealed(path, check=segment.check)
             for name, places in index.tables.items():
                 _copy_rows(found[name][1], places, number, tensors.get(f"{name}.numbers"), tensors.get(f"{name}.rows"))
-        except (SafaError, ValueError) as problem:
-            sentence = str(problem) if isinstance(problem, SafaError) else f"{path} does not hold the rows it should"
+        except (SafaError, ValueError) as error:
+            sentence = str(error) if isinstance(error, SafaError) else f"{path} does not hold the rows it should"
             raise SafaError(f"{sentence}, and {state.name} needs it") from None
     return found
 

@@ -1,6 +1,6 @@
 """The folder of a run: `config.toml`, `rounds.jsonl` (one record a line), `summary.json`, `model.safetensors`.
 
-While a run goes on there is `checkpoint/`, too. A run that was stopped at any instant can be read, and resumed.
+While a run is unfinished there is `checkpoint/`, too. A run that was stopped at any instant can be read, and resumed.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def new_folder(path: Path, *, force: bool) -> Path:
             raise SafaError(f"{path} holds other files; choose an empty or new folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SafaError(f"cannot make the folder {path}: {problem.strerror}") from None
+    except OSError as error:
+        raise SafaError(f"cannot make the folder {path}: {error.strerror}") from None
     return path
 
 
@@ -152,7 +152,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunWriter:
-    """Writes the folder of a run while it goes on. What is in it can be read at any moment."""
+    """Writes the folder of a run while it runs. What is in it can be read at any moment."""
 
     def __init__(self, folder: Path, rounds: BinaryIO, checkpoints: CheckpointWriter) -> None:
         self.folder = folder
@@ -171,7 +171,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, run: Run, finished: int) -> RunWriter:
-        """Go on with a folder behind its first `finished` rounds; what was written after them is dropped.
+        """Continue a folder behind its first `finished` rounds; what was written after them is dropped.
 
         The next checkpoint writes of its tables what has changed since the one that was made after these rounds. So let
         each table forget which rows were put to restore it (`take_changed`); else they are all written again.
@@ -230,7 +230,7 @@ class Run:
 
     settings: Settings
     summary: dict[str, Any] | None
-    """The metrics, or None where the run did not come to its end."""
+    """The metrics, or None where the run is not finished."""
     folder: Path | None = None
     held_records: Sequence[RoundRecord] = ()
     held_model: dict[str, Tensor] | None = None
@@ -265,7 +265,7 @@ class Run:
         if self.held_model is not None:
             return self.held_model
         if self.folder is None or not (self.folder / _MODEL).exists():
-            raise SafaError("no model was trained in this run, or it did not come to its end")
+            raise SafaError("no model was trained in this run, or it is not finished")
         return read_tensors(self.folder / _MODEL)[1]
 
     def roster(self) -> list[dict[str, Any]] | None:
@@ -307,8 +307,8 @@ def _settings(path: Path) -> Settings:
                 raise SafaError(f"{item.name} must be text, not {getattr(settings, item.name)!r}")
         if not isinstance(settings.train, bool):
             raise SafaError(f"train must be true or false, not {settings.train!r}")
-    except SafaError as problem:
-        raise SafaError(str(problem) if str(path) in str(problem) else f"{path}: {problem}") from None
+    except SafaError as error:
+        raise SafaError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise SafaError(f"{path} does not hold the settings of a run") from None
     return settings
@@ -352,6 +352,6 @@ def _record(line: bytes, order: RecordOrder, place: str) -> RoundRecord:
         order.check(record)
     except UnicodeDecodeError:
         raise SafaError(f"{place}: it is not UTF-8 text") from None
-    except ValueError as problem:
-        raise SafaError(f"{place}: {problem}") from None
+    except ValueError as error:
+        raise SafaError(f"{place}: {error}") from None
     return record

@@ -44,10 +44,10 @@ def hold_launcher(folder: Path) -> Iterator[None]:
                     raise SafaError(in_use(folder))
                 time.sleep(0.05)
             yield
-    except OSError as problem:
-        if problem.filename != str(folder / _LAUNCHER):
+    except OSError as error:
+        if error.filename != str(folder / _LAUNCHER):
             raise
-        raise SafaError(f"cannot write {problem.filename}: {problem.strerror}") from None
+        raise SafaError(f"cannot write {error.filename}: {error.strerror}") from None
 
 
 @contextmanager

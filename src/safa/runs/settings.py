@@ -74,7 +74,7 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-_RUN, _WORK, _WORLD, _RIVALS = "the run", "the federation", "the world", "other protocols"
+_RUN, _WORK, _WORLD, _OTHERS = "the run", "the federation", "the world", "other protocols"
 _LEARN, _AGGREGATION = "learning", "aggregation"
 
 _CAUSAL = {"clock": ("causal",)}
@@ -120,7 +120,7 @@ class Settings:
         choices=FAULT_MODELS, needs=_CAUSAL,
     )  # fmt: skip
     keep_progress: bool = option(
-        True, "whether a client that crashed goes on where it was", group=_WORLD,
+        True, "whether a client that crashed continues where it was", group=_WORLD,
         needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff")},
     )  # fmt: skip
     detection_delay_s: float = option(
@@ -173,23 +173,23 @@ class Settings:
     )  # fmt: skip
 
     estimate_error: float = option(
-        0.0, "how far FedCS is off when it guesses a client's time (sigma of the logarithm)", group=_RIVALS, least=0,
+        0.0, "how far FedCS is off when it guesses a client's time (sigma of the logarithm)", group=_OTHERS, least=0,
         below=math.inf, needs={"protocol": ("fedcs",)},
     )  # fmt: skip
-    mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_RIVALS, above=0, most=1)
-    staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_RIVALS, choices=STALENESSES)
+    mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_OTHERS, above=0, most=1)
+    staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_OTHERS, choices=STALENESSES)
     staleness_exponent: float = option(
-        0.5, "a in (1+lag)^-a, polynomial staleness", group=_RIVALS, least=0, below=math.inf,
+        0.5, "a in (1+lag)^-a, polynomial staleness", group=_OTHERS, least=0, below=math.inf,
         needs={"staleness": ("polynomial",)},
     )  # fmt: skip
     hinge_slope: float = option(
-        10.0, "a in 1/(a(lag-b)+1), hinge staleness", group=_RIVALS, least=0, below=math.inf, needs=_HINGE
+        10.0, "a in 1/(a(lag-b)+1), hinge staleness", group=_OTHERS, least=0, below=math.inf, needs=_HINGE
     )
     hinge_lag: float = option(
-        4.0, "b, the lag up to which hinge staleness discounts nothing", group=_RIVALS, least=0, needs=_HINGE
+        4.0, "b, the lag up to which hinge staleness discounts nothing", group=_OTHERS, least=0, needs=_HINGE
     )
-    buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_RIVALS, least=1)
-    server_lr: float = option(1.0, "the step size of FedBuff's server", group=_RIVALS, above=0, below=math.inf)
+    buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_OTHERS, least=1)
+    server_lr: float = option(1.0, "the step size of FedBuff's server", group=_OTHERS, above=0, below=math.inf)
 
     aggregator: str = option(
         "auto", "what makes the global model of the updates (auto: the protocol's own); `safa aggregators` lists them",

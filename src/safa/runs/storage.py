@@ -45,10 +45,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         part.replace(path)
         _sync_folder(path.parent)
-    except OSError as problem:
+    except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise OSError(problem.errno, problem.strerror, str(path)) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -116,8 +116,8 @@ def reading(path: Path) -> Iterator[None]:
     """Turn an `OSError` into one sentence that names the file."""
     try:
         yield
-    except OSError as problem:
-        raise SafaError(f"cannot read {path}: {problem.strerror or problem}") from None
+    except OSError as error:
+        raise SafaError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn an `OSError` into one sentence that names the file."""
     try:
         yield
-    except OSError as problem:
-        raise SafaError(f"cannot write {problem.filename or path}: {problem.strerror or problem}") from None
+    except OSError as error:
+        raise SafaError(f"cannot write {error.filename or path}: {error.strerror or error}") from None
 
 
 def append(file: BinaryIO, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The server: a protocol, an aggregator, a source of updates, metrics and a run folder, told events and time."""
+"""The server: a protocol, an aggregator, a source of updates, metrics and a run folder, driven by events and time."""
 
 from safa.server.server import Server
 

@@ -1,7 +1,7 @@
 """Updates that were received, until a version is made of them: in a deployed server, these take the place of training.
 
 The learner asks for the updates of one client in the order in which they came in, each at most once, and says of those
-that it will never ask for. So a client's updates stand in a queue. The base version tells which of them is meant; it is
+that it will never ask for. So a client's updates are in a queue. The base version tells which of them is meant; it is
 no key, since under FedBuff and fully local training a client commits more than once from the same version.
 """
 

@@ -1,7 +1,7 @@
 """The server: a protocol, a learner with its aggregator, metrics and a run folder, behind one object.
 
-It is told events and time, and says whom to send what. It does not know whether its clients are real: a simulated fleet
-drives it in virtual time (`safa.simulation`), a deployment in real time (`safa.deploy`). A round goes
+It is given events and time, and says whom to send what. It does not know whether its clients are real: a simulated
+fleet drives it in virtual time (`safa.simulation`), a deployment in real time (`safa.deploy`). A round goes
 
     open_round  ->  receive, receive, ...  ->  close_round  ->  commit
 

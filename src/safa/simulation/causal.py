@@ -1,7 +1,7 @@
 """The causal clock: an update counts when it arrives.
 
 Round t opens when round t-1 closed. The server sends w(t-1) to the clients that the protocol names, which takes its
-link T_dist (Eq. 19); they download, train and upload. An attempt that is under way when the round closes goes on. A
+link T_dist (Eq. 19); they download, train and upload. An attempt that is under way when the round closes continues. A
 client that crashes is back when the next round opens. The round closes when the protocol has enough, at T_lim, or when
 the server knows that nobody is left to wait for.
 """
@@ -61,8 +61,8 @@ def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink)
 
     Where arrivals are answered at once, a batch spans less time than the fastest client's turnaround, so that no answer
     can lead to an arrival inside its own batch. (An answered client that crashes can be found lost before its batch
-    is over. That loss is told at the end of the batch; since the batch's last client is still awaited then, it cannot
-    be the one that ends the round any earlier.)
+    is over. That loss is reported at the end of the batch; since the batch's last client is still awaited then, it
+    cannot be the one that ends the round any earlier.)
     """
     protocol = server.protocol
     within_s = float(fleet.turnaround_s.min()) if protocol.answers_arrivals else math.inf

@@ -40,7 +40,7 @@ class Devices:
         self.work_lost = 0.0
 
     def open_round(self, dispatch: Dispatch, versions: NDArray[np.int32], *, now: float, begin_s: float) -> None:
-        """A round opens: who is synchronised starts at `begin_s`, who crashed is back, the rest go on."""
+        """A round opens: who is synchronised starts at `begin_s`, who crashed is back, the rest continue."""
         self._round += 1
         self._ordinal[:] = 0
         self.work_done = self.work_lost = 0.0

@@ -82,8 +82,8 @@ def _checked(path: Path, source: Source) -> Path:
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as problem:
-        raise SafaError(f"cannot read {path}: {problem.strerror}") from None
+    except OSError as error:
+        raise SafaError(f"cannot read {path}: {error.strerror}") from None
     if digest != source.sha256:
         raise SafaError(f"{path} is damaged (its sha256 is wrong); download it again from {source.url}")
     return path
@@ -106,8 +106,8 @@ def _downloaded(name: str, source: Source) -> Path:
         )
     except ImportError:
         reason = "pooch, which downloads it, is not installed"
-    except OSError as problem:
-        reason = _reason(problem)
+    except OSError as error:
+        reason = _reason(error)
     except ValueError:
         reason = "what was downloaded is damaged (its sha256 is wrong)"
     raise SafaError(
@@ -116,16 +116,16 @@ def _downloaded(name: str, source: Source) -> Path:
     )
 
 
-def _reason(problem: OSError) -> str:
+def _reason(error: OSError) -> str:
     """Why a download failed; the errors of `requests` are all of this type, and their own words are many."""
-    response = getattr(problem, "response", None)
+    response = getattr(error, "response", None)
     if response is not None:
         return f"the server answered {response.status_code} {response.reason}"
-    return problem.strerror or "there is no connection, or it was lost"
+    return error.strerror or "there is no connection, or it was lost"
 
 
 def resume_download(url: str, output_file: Any, pooch: Any) -> None:
-    """A downloader for pooch that goes on where the last attempt was cut off.
+    """A downloader for pooch that continues where the last attempt was cut off.
 
     What has come is kept beside the output file, under the name of the file and `.part`, until it is whole.
     """

@@ -41,11 +41,11 @@ def _module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except Exception as problem:
-        missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             raise SafaError(f"there is no module {name}, neither in the current folder nor installed") from None
-        raise SafaError(f"cannot import {name}: {type(problem).__name__}: {problem}") from problem
+        raise SafaError(f"cannot import {name}: {type(error).__name__}: {error}") from error
 
 
 def _made(found: Any, reference: str) -> Problem:
@@ -59,8 +59,8 @@ def _made(found: Any, reference: str) -> Problem:
         made = found()
     except SafaError:
         raise
-    except Exception as problem:
-        raise SafaError(f"{reference} failed: {type(problem).__name__}: {problem}") from problem
+    except Exception as error:
+        raise SafaError(f"{reference} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, Problem):
         raise SafaError(f"{reference} must make a Problem, not a {type(made).__name__}")
     return made
@@ -83,9 +83,9 @@ def from_dataset(dataset: Dataset[Any]) -> Data:
     try:
         pairs = [(inputs, target) for inputs, target in (dataset[i] for i in range(len(dataset)))]
         return _stacked([inputs for inputs, _ in pairs]), _stacked([target for _, target in pairs])
-    except (TypeError, ValueError, RuntimeError) as problem:
+    except (TypeError, ValueError, RuntimeError) as error:
         wanted = "pairs (input, target) of tensors, arrays or numbers, all of one shape"
-        raise SafaError(f"the items of a data set must be {wanted}: {problem}") from problem
+        raise SafaError(f"the items of a data set must be {wanted}: {error}") from error
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:

@@ -12,7 +12,7 @@
 Every check raises `AssertionError` with a sentence that says which promise was broken, and after which seed.
 """
 
-from safa.testing.aggregators import PlayedStep, check_aggregator
+from safa.testing.aggregators import TakenStep, check_aggregator
 from safa.testing.conformance import (
     check_protocol,
     check_record_so_far,
@@ -22,7 +22,7 @@ from safa.testing.conformance import (
 )
 
 __all__ = [
-    "PlayedStep",
+    "TakenStep",
     "check_aggregator",
     "check_protocol",
     "check_record_so_far",

@@ -17,7 +17,7 @@ from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
 __all__ = [
-    "PlayedStep",
+    "TakenStep",
     "check_aggregator",
     "check_arrival_order",
     "check_formula",
@@ -34,7 +34,7 @@ Make = Callable[[], Aggregator]
 
 
 @dataclass(frozen=True, eq=False)
-class PlayedStep:
+class TakenStep:
     """A step that an aggregator was given, with all numbers in double precision: what a literal formula needs."""
 
     version: int
@@ -56,7 +56,7 @@ class PlayedStep:
     """Whether there was a version to be made of it, or the updates were to be kept only (`Rule.OWN`)."""
 
 
-Naive = Callable[[Sequence[PlayedStep]], NDArray[np.float64]]
+Naive = Callable[[Sequence[TakenStep]], NDArray[np.float64]]
 """What the model must be after the last of these steps, all there were, by a literal formula."""
 
 
@@ -153,7 +153,7 @@ def check_formula(make: Make, naive: Naive, *, seed: int) -> None:
     for planned in plan.steps:
         model = run.take(planned)
         if planned.makes_version:
-            _check_close(model, torch.from_numpy(naive(run.played)), "the literal formula")
+            _check_close(model, torch.from_numpy(naive(run.taken)), "the literal formula")
 
 
 def check_refused(refused: Iterable[Make]) -> None:
@@ -311,14 +311,14 @@ class _Run:
     ) -> None:
         self.aggregator, self._arrange, self._leave_and_return = aggregator, arrange, leave_and_return
         self.versions = Versions(plan.start.to(dtype), memory_mb=memory_mb)
-        self.played: list[PlayedStep] = []
+        self.taken: list[TakenStep] = []
         aggregator.begin(self.versions, plan.sizes.copy(), memory_mb=memory_mb)
 
     def take(self, planned: _PlannedStep) -> Tensor:
         """Take a step; the model after it."""
         self._follow(planned)
         updates = self._updates(planned)
-        self.played.append(_as_played(planned, updates, self.versions.model))
+        self.taken.append(_as_taken(planned, updates, self.versions.model))
         lent = updates.rows.clone(), updates.start.clone()
         self._aggregate(planned, updates)
         same = torch.equal(lent[0], updates.rows) and torch.equal(lent[1], updates.start)
@@ -357,8 +357,8 @@ class _Run:
         self.versions.add(planned.version, self.aggregator.step(step))
 
 
-def _as_played(planned: _PlannedStep, updates: Updates, before: Tensor) -> PlayedStep:
-    return PlayedStep(
+def _as_taken(planned: _PlannedStep, updates: Updates, before: Tensor) -> TakenStep:
+    return TakenStep(
         version=planned.version,
         rule=planned.rule,
         present=planned.present,
@@ -439,8 +439,8 @@ def _named(check: str, seed: int) -> Iterator[None]:
     """What fails inside says in which check, and with which seed."""
     try:
         yield
-    except AssertionError as problem:
-        raise AssertionError(f"{check}, seed {seed}: {problem}") from problem
+    except AssertionError as error:
+        raise AssertionError(f"{check}, seed {seed}: {error}") from error
 
 
 def _compare(make: Make, seed: int, arrange: Arrange, what: str) -> None:

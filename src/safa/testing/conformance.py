@@ -27,8 +27,8 @@ def check_protocol(make: Make, *, scripts: int = 100, seed: int = 0) -> None:
         for check in (check_rounds, check_splitting, check_refusals, check_record_so_far):
             try:
                 check(make, seed=seed + number)
-            except AssertionError as problem:
-                raise AssertionError(f"{check.__name__}, seed {seed + number}: {problem}") from problem
+            except AssertionError as error:
+                raise AssertionError(f"{check.__name__}, seed {seed + number}: {error}") from error
 
 
 def check_rounds(make: Make, *, seed: int, rounds: int = 6) -> None:
@@ -38,8 +38,8 @@ def check_rounds(make: Make, *, seed: int, rounds: int = 6) -> None:
     for _ in range(rounds):
         _change_fleet(protocol, rng)
         versions, version = protocol.versions.copy(), protocol.version
-        played = _play_round(protocol, rng)
-        _check_record(protocol, played.record, version)
+        done = _run_round(protocol, rng)
+        _check_record(protocol, done.record, version)
         assert np.all(protocol.versions >= versions), "a client's version went back"
         assert protocol.version >= version, "the global version went back"
 
@@ -49,9 +49,9 @@ def check_splitting(make: Make, *, seed: int, rounds: int = 5) -> None:
     rng = np.random.default_rng(seed)
     sizes = _sizes(rng)
     one_by_one, in_batches = make(sizes), make(sizes)
-    played = [_play_round(one_by_one, rng) for _ in range(rounds)]
-    for this, following in zip(played, [*played[1:], None], strict=True):
-        in_batches.open_round(now=this.opened_s, draws=this.lots, expected_s=this.estimates)
+    done = [_run_round(one_by_one, rng) for _ in range(rounds)]
+    for this, following in zip(done, [*done[1:], None], strict=True):
+        in_batches.open_round(now=this.opened_s, draws=this.draws, expected_s=this.estimates)
         too_much = this.events if following is None else Events.concatenate([this.events, following.events])
         taken = 0
         for part in _pieces(too_much, rng):
@@ -110,7 +110,7 @@ def check_record_so_far(make: Make, *, seed: int, rounds: int = 4) -> None:
             _check_so_far(so_far, record)
 
 
-# -- playing rounds --------------------------------------------------------------------------------------------------
+# -- rounds of random events -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class _Round:
     """What was fed to a round, and what came out."""
 
     opened_s: float
-    lots: NDArray[np.float64]
+    draws: NDArray[np.float64]
     estimates: NDArray[np.float64]
     events: Events
     record: RoundRecord
@@ -143,15 +143,15 @@ def _change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
 
 def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[float, Any, Any]:
     opened_s = max(protocol.now, 0.0) + float(rng.integers(0, 2))
-    lots = rng.random(protocol.clients)
+    draws = rng.random(protocol.clients)
     estimates = rng.exponential(10.0, protocol.clients)
-    protocol.open_round(now=opened_s, draws=lots, expected_s=estimates)
-    return opened_s, lots, estimates
+    protocol.open_round(now=opened_s, draws=draws, expected_s=estimates)
+    return opened_s, draws, estimates
 
 
-def _play_round(protocol: Protocol, rng: np.random.Generator) -> _Round:
+def _run_round(protocol: Protocol, rng: np.random.Generator) -> _Round:
     """One round of single events, some of them nonsense, until it is done or left to its deadline."""
-    opened_s, lots, estimates = _open_round(protocol, rng)
+    opened_s, draws, estimates = _open_round(protocol, rng)
     fed: list[Events] = []
     while not protocol.done and len(fed) < 4 * protocol.clients:
         event = _honest(protocol, rng) if rng.random() < 0.8 else _nonsense(protocol, rng)
@@ -161,7 +161,7 @@ def _play_round(protocol: Protocol, rng: np.random.Generator) -> _Round:
         fed.append(event)
     fed.append(_give_up(protocol))
     record = protocol.close_round(now=_closing_time(protocol))
-    return _Round(opened_s, lots, estimates, Events.concatenate(fed), record)
+    return _Round(opened_s, draws, estimates, Events.concatenate(fed), record)
 
 
 def _closing_time(protocol: Protocol) -> float:
@@ -248,7 +248,7 @@ def _record_so_far(protocol: Protocol) -> RoundRecord:
 
 
 def _check_so_far(so_far: RoundRecord, record: RoundRecord) -> None:
-    """Everything that was known in mid-round must stand in the record of the closed round."""
+    """Everything that was known in mid-round must be in the record of the closed round."""
     for name in ("round", "rule", "opened_s", "clients", "quota", "trained", "deprecated", "joined", "left"):
         one, other = getattr(so_far, name), getattr(record, name)
         assert _same(one, other), f"the record so far has another {name} than that of the closed round"

@@ -1,6 +1,6 @@
 """One client's local training, an epoch at a time, so that it can be interrupted and resumed.
 
-A device that is switched off in the middle of its work goes on where it was: E epochs give the same numbers, to the
+A device that is switched off in the middle of its work continues where it was: E epochs give the same numbers, to the
 last bit, whether or not the attempt was put down in between. That holds wherever training gives the same numbers twice
 at all; convolutions on a GPU and models that draw random numbers, such as dropout, do not.
 """
@@ -36,12 +36,12 @@ class Attempt:
         self.done += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on later, save the start model."""
+        """Everything needed to continue later, save the start model."""
         kept = {name: tensor.to("cpu", copy=True) for name, tensor in self._moving().items()}
         return kept | {"done": torch.tensor(self.done)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state`, in an attempt that was made with the same start; one that does not fit is an error."""
+        """Continue from `state`, in an attempt that was made with the same start; one that does not fit is an error."""
         if _kinds(state) != _kinds(self.state()):
             raise SafaError("this is not the state of an attempt with this model and this optimiser")
         for name, tensor in self._moving().items():

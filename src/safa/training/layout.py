@@ -12,7 +12,7 @@ __all__ = ["Layout"]
 
 
 class Layout:
-    """Where each parameter and buffer of a module stands in a row: parameters first, then buffers."""
+    """Where each parameter and buffer of a module is in a row: parameters first, then buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         parameters = {name: p.detach() for name, p in module.named_parameters()}

@@ -231,7 +231,7 @@ class _Band:
     """Clients with batches of about the same size, and their mini-batches."""
 
     first: int
-    """The place of the first of them among all clients, who stand in order of their number of samples."""
+    """The place of the first of them among all clients, who are in order of their number of samples."""
     lengths: NDArray[np.int64]
     batch_size: int
     steps: list[Step]

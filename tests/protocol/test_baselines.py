@@ -15,7 +15,7 @@ from tests.protocol.helpers import arrive, lose, open_round
 
 def test_fedavg_selects_by_lot_and_averages_over_the_participants() -> None:
     fedavg = FedAvg([10, 20, 30, 40], fraction=0.5)
-    dispatch = open_round(fedavg, 0.0, lots=[0.9, 0.1, 0.8, 0.2])
+    dispatch = open_round(fedavg, 0.0, draws=[0.9, 0.1, 0.8, 0.2])
     assert dispatch.sync.tolist() == [1, 3]
     assert dispatch.resume.tolist() == []
     arrive(fedavg, [3, 1], 1.0)
@@ -36,11 +36,11 @@ def test_fedavg_over_the_population_damps_by_the_share_that_took_part() -> None:
 
 def test_fedavg_refuses_stragglers() -> None:
     fedavg = FedAvg([1, 1], fraction=0.5, round_limit_s=10.0)
-    open_round(fedavg, 0.0, lots=[0.0, 1.0])
+    open_round(fedavg, 0.0, draws=[0.0, 1.0])
     empty = fedavg.close_round(now=10.0)
     assert empty.client.tolist() == []
     assert empty.version == 1
-    open_round(fedavg, 10.0, lots=[1.0, 0.0])
+    open_round(fedavg, 10.0, draws=[1.0, 0.0])
     assert arrive(fedavg, [0], 11.0) == [Refusal.NOT_EXPECTED]
     arrive(fedavg, [1], 12.0)
     record = fedavg.close_round(now=12.0)
@@ -80,10 +80,10 @@ def test_fedcs_closes_at_once_when_it_expects_nobody() -> None:
 
 def test_local_exchanges_nothing_until_the_last_round() -> None:
     local = Local([10, 30], fraction=0.5, rounds=3)
-    lots = ([0.0, 1.0], [1.0, 0.0], [0.0, 1.0])
+    draws = ([0.0, 1.0], [1.0, 0.0], [0.0, 1.0])
     dispatches, records = [], []
-    for number, drawn in enumerate(lots):
-        dispatches.append(open_round(local, float(number), lots=drawn))
+    for number, drawn in enumerate(draws):
+        dispatches.append(open_round(local, float(number), draws=drawn))
         arrive(local, [number % 2], number + 0.5)
         records.append(local.close_round(now=number + 0.5))
     assert [d.sync.tolist() for d in dispatches] == [[0], [1], []]  # w(0) once each
@@ -99,9 +99,9 @@ def test_local_exchanges_nothing_until_the_last_round() -> None:
 
 def test_local_lets_a_straggler_finish() -> None:
     local = Local([1, 1], fraction=0.5, rounds=9, round_limit_s=10.0)
-    open_round(local, 0.0, lots=[0.0, 1.0])
+    open_round(local, 0.0, draws=[0.0, 1.0])
     local.close_round(now=10.0)
-    dispatch = open_round(local, 10.0, lots=[1.0, 0.0])
+    dispatch = open_round(local, 10.0, draws=[1.0, 0.0])
     assert dispatch.sync.tolist() == [1]
     assert dispatch.resume.tolist() == [0]
     assert arrive(local, [0], 11.0) == [Refusal.NONE]

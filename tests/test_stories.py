@@ -23,6 +23,7 @@ import pytest
 
 from safa import load_run
 from safa.aggregation import registry as aggregators
+from safa.errors import SafaError
 from safa.experiments.replay import replay
 from safa.protocol import registry as protocols
 from safa.protocol.records import Verdict
@@ -86,6 +87,7 @@ oldest-first = elsewhere_protocol:OldestFirst
 [safa.aggregators]
 clipped = elsewhere_aggregator:Clipped
 """
+BROKEN = "broken = nowhere:Nothing"
 SMALL = "--clients 5 --fraction 0.6 --rounds 3 --checkpoint-every 1 --threads 1 --quiet"
 RESULTS = ("config.toml", "rounds.jsonl", "summary.json", "model.safetensors")
 SAME = "The model trained again from the records is equal to the run's own.\n"
@@ -95,12 +97,15 @@ THREE_OF_FIVE = {"clients": 5, "rounds": 4, "fraction": 0.6, "threads": 1}
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a distribution in it, the way that pip lays it out."""
-    place = tmp_path_factory.mktemp("elsewhere")
+    return install(tmp_path_factory.mktemp("elsewhere"), ENTRY_POINTS)
+
+
+def install(place: Path, entry_points: str) -> Path:
     (place / "elsewhere_protocol.py").write_text(OLDEST_FIRST)
     (place / "elsewhere_aggregator.py").write_text(CLIPPED)
     (place / "elsewhere-1.0.dist-info").mkdir()
     (place / "elsewhere-1.0.dist-info" / "METADATA").write_text(METADATA)
-    (place / "elsewhere-1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    (place / "elsewhere-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
     return place
 
 
@@ -346,7 +351,29 @@ def test_an_aggregator_is_refused_in_one_sentence(shell: Shell) -> None:
         "the aggregator clipped needs a protocol that gives every client a share of a cache or averages updates; "
         "fedbuff adds up deltas"
     )
+    assert shell.refuses(f"{run} --set aggregator.clip=tight") == (
+        "clipped refuses its settings: '>' not supported between instances of 'str' and 'int'"
+    )
     assert shell.refuses(f"{run}s").startswith("there is no aggregator 'clippeds'; there are mean, population, ")
+
+
+@pytest.mark.parametrize("kind", ["protocols", "aggregators"])
+def test_what_cannot_be_loaded_is_named_and_in_the_way_of_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    point = "oldest-first = elsewhere_protocol:OldestFirst" if kind == "protocols" else "mean = nowhere:Mean"
+    install(tmp_path, f"[safa.{kind}]\n{BROKEN}\n{point}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "elsewhere_protocol", raising=False)
+    registry: Any = protocols if kind == "protocols" else aggregators
+    reason = f"the entry point 'broken' of safa.{kind} cannot be loaded: No module named 'nowhere'"
+    for look in (registry.available, lambda: registry.find("broken")):
+        with pytest.raises(SafaError) as refused:
+            look()
+        assert str(refused.value) == reason
+    name = point.partition(" ")[0]
+    assert registry.find(name).name == name
+    monkeypatch.delitem(sys.modules, "elsewhere_protocol", raising=False)
 
 
 if __name__ == "__main__":

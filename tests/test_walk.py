@@ -49,7 +49,7 @@ class Recorder:
         self.rounds: list[dict[str, None]] = []
         """For every round, the functions in order of first entry."""
         self.start_model: set[str] = set()
-        """Those that are entered for the sake of `Server.start_model` while a round is received."""
+        """Those that are entered for `Server.start_model` while a round after the first is received."""
         self._is_open = False
         self._root: FrameType | None = None
         self._hidden: FrameType | None = None
@@ -98,7 +98,7 @@ class Recorder:
         assert self._root is not None
         if self._root.f_code.co_qualname in ROUND:
             self.rounds[-1].setdefault(name)
-        else:
+        elif len(self.rounds) > 1:
             self.start_model.add(name)
 
     def _is_table_of_inbox(self, owner: object) -> bool:

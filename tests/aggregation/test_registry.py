@@ -93,7 +93,10 @@ def test_another_package_adds_its_own() -> None:
     found = registry.build("mine", {"seed": 7, "lr": 0.1}, {"share": 0.2})
     assert isinstance(found, registry.find("mine"))
     assert (found.share, found.seed, found.lr) == (0.2, 7, 0.5)  # type: ignore[attr-defined]  # lr is its own
-    with pytest.raises(SafaError, match=r"mine needs its setting 'share', which has no default; give it with --set"):
+    with pytest.raises(
+        SafaError,
+        match=r"mine needs its setting 'share', which has no default; give it with --set aggregator.share=VALUE",
+    ):
         registry.build("mine", {"seed": 7})
 
 

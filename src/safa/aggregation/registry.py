@@ -146,7 +146,13 @@ def build(name: str, settings: Mapping[str, Any], options: Mapping[str, Any] | N
     its parameters.
     """
     cls = find(name)
-    return cls(**_given(name, cls, settings, options or {}))
+    given = _given(name, cls, settings, options or {})
+    try:
+        return cls(**given)
+    except (TypeError, ValueError) as wrong:
+        if is_own(cls) or isinstance(wrong, SafaError):
+            raise
+        raise SafaError(f"{name} refuses its settings: {wrong}") from wrong
 
 
 def build_optimiser(
@@ -189,7 +195,8 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
             raise SafaError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
     for key, parameter in known.items():
         if key not in given and parameter.default is inspect.Parameter.empty:
-            raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
+            how = f"give it with --set aggregator.{key}=VALUE"
+            raise SafaError(f"{name} needs its setting {key!r}, which has no default; {how}")
     return given
 
 
@@ -210,7 +217,10 @@ def _foreign() -> dict[str, EntryPoint]:
 
 
 def _loaded(point: EntryPoint) -> type[Aggregator]:
-    cls = point.load()
+    try:
+        cls = point.load()
+    except (ImportError, AttributeError) as problem:
+        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {problem}") from problem
     if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
         raise SafaError(f"the entry point {point.name!r} of {_GROUP} does not name an Aggregator: {point.value}")
     return cls

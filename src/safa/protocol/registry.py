@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -34,29 +34,39 @@ from safa.protocol.safa import Safa
 
 __all__ = ["available", "build", "find", "is_own", "parameters", "shared", "takers"]
 
+_GROUP = "safa.protocols"
 _OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff)}
 _OF_THIS_PACKAGE = (Protocol, Continuous, *_OWN.values())
 
 
 def available() -> dict[str, type[Protocol]]:
     """Every protocol there is, by name, the package's own first."""
-    found = dict(_OWN)
-    for point in entry_points(group="safa.protocols"):
-        cls = point.load()
-        if not (isinstance(cls, type) and issubclass(cls, Protocol)):
-            raise SafaError(f"the entry point {point.name!r} of safa.protocols does not name a Protocol: {point.value}")
-        found.setdefault(point.name, cls)
-    return found
+    return _OWN | {name: _loaded(point) for name, point in _foreign().items()}
 
 
 def find(name: str) -> type[Protocol]:
     """The protocol of that name."""
     if name in _OWN:
         return _OWN[name]
-    known = available()
-    if name not in known:
-        raise SafaError(f"there is no protocol {name!r}; there are {', '.join(known)}")
-    return known[name]
+    foreign = _foreign()
+    if name not in foreign:
+        raise SafaError(f"there is no protocol {name!r}; there are {', '.join([*_OWN, *foreign])}")
+    return _loaded(foreign[name])
+
+
+def _foreign() -> dict[str, EntryPoint]:
+    """The protocols of other packages, by name, not loaded yet."""
+    return {point.name: point for point in entry_points(group=_GROUP) if point.name not in _OWN}
+
+
+def _loaded(point: EntryPoint) -> type[Protocol]:
+    try:
+        cls = point.load()
+    except (ImportError, AttributeError) as problem:
+        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {problem}") from problem
+    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
+        raise SafaError(f"the entry point {point.name!r} of {_GROUP} does not name a Protocol: {point.value}")
+    return cls
 
 
 @functools.cache
@@ -100,4 +110,9 @@ def build(
     for key, parameter in parameters(cls).items():
         if key not in given and parameter.default is inspect.Parameter.empty:
             raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
-    return cls(sizes, **given)
+    try:
+        return cls(sizes, **given)
+    except (TypeError, ValueError) as wrong:
+        if is_own(cls) or isinstance(wrong, SafaError):
+            raise
+        raise SafaError(f"{name} refuses its settings: {wrong}") from wrong

@@ -49,7 +49,7 @@ def option(
     below: float | None = None,
     limit: int = _LARGEST_WHOLE,
     is_file: bool = False,
-    needs: Mapping[str, tuple[str | None, ...]] | None = None,
+    needs: Mapping[str, tuple[str | bool | None, ...]] | None = None,
 ) -> Any:
     """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
 
@@ -82,6 +82,7 @@ _DRAWN_SIZES = {"sizes": (None,)}
 _DRAWN_SPEEDS = {"speeds": (None,)}
 _SAME_LINKS = {"links": (None,)}
 _HINGE = {"staleness": ("hinge",)}
+_TRAINING = {"train": (True,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +194,7 @@ class Settings:
 
     aggregator: str = option(
         "auto", "what makes the global model of the updates (auto: the protocol's own); `safa aggregators` lists them",
-        group=_AGGREGATION,
+        group=_AGGREGATION, needs=_TRAINING,
     )  # fmt: skip
     trim: float = option(
         0.2, "share of the updates that trimmed_mean cuts at each end", group=_AGGREGATION, least=0, below=0.5,
@@ -208,8 +209,9 @@ class Settings:
         needs={"aggregator": ("mifa", "fedvarp")},
     )  # fmt: skip
     server_optimiser: str = option(
-        "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_AGGREGATION
-    )
+        "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_AGGREGATION,
+        needs=_TRAINING,
+    )  # fmt: skip
     server_optimiser_lr: float = option(
         0.1, "eta, the learning rate of the server's optimiser", group=_AGGREGATION, above=0, below=math.inf,
         needs={"server_optimiser": ("momentum", "adagrad", "adam", "yogi")},
@@ -343,7 +345,7 @@ class Settings:
     def unmet(self, name: str) -> list[str]:
         """Why a setting has no effect in this run, a sentence for each reason; none if it has an effect."""
         protocol = registry.find(self.protocol)
-        needs: dict[str, tuple[str | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
+        needs: dict[str, tuple[str | bool | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
         takers = registry.takers(name)
         if takers and name not in _OF_EVERY_RUN and name not in registry.shared(protocol):
             needs["protocol"] = takers
@@ -421,9 +423,11 @@ def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:
             raise SafaError(min(reasons, key=len)[0])
 
 
-def _no_effect(name: str, other: str, value: Any, allowed: Sequence[str | None]) -> str:
+def _no_effect(name: str, other: str, value: Any, allowed: Sequence[str | bool | None]) -> str:
     if None in allowed:
         return f"{name} has no effect where {other} come from a file; leave out one of the two"
+    if other == "train":
+        return f"{name} has no effect where nothing is trained"
     wanted = " or ".join(map(str, allowed))
     return f"{name} has no effect with {other} = {value}; it is for {other} = {wanted}"
 

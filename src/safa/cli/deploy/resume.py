@@ -74,7 +74,7 @@ def check_same(arguments: argparse.Namespace, folder: Path) -> None:
         raise SafaError(f"deploy in {arguments.config} must be a table")
     if arguments.named_task and arguments.task not in (None, arguments.named_task):
         raise SafaError(f"two tasks are named, {arguments.task} and {arguments.named_task}")
-    foreign = dict(config.pop("protocol_options", {})) | foreign_settings(arguments)
+    foreign = _named_options(config, foreign_settings(arguments), load_run(folder).settings)
     given = config | dict(presets.read(arguments.preset) if arguments.preset is not None else {})
     given |= {name: value for name, (value,) in given_settings(arguments).items()} | foreign
     task = arguments.task or arguments.named_task or given.get("task")
@@ -89,6 +89,16 @@ def check_same(arguments: argparse.Namespace, folder: Path) -> None:
     keys = str(Path(arguments.keys).resolve()) if arguments.keys else None
     named = {"host": arguments.host, "port": arguments.port, "keys": keys}
     _compare({name: value for name, value in named.items() if value is not None}, asdict(link), folder)
+
+
+def _named_options(config: dict[str, Any], given: Mapping[str, Any], held: Settings) -> dict[str, Any]:
+    """The own settings of protocol and aggregator, by the names that `Settings.values` has for them."""
+    of_protocol = dict(config.pop("protocol_options", {})) | dict(given)
+    of_aggregator = config.pop("aggregator_options", {})
+    known = held.values()
+    named = {name if name in known or name.startswith("aggregator.") else f"protocol.{name}": value
+             for name, value in of_protocol.items()}  # fmt: skip
+    return named | {f"aggregator.{name}": value for name, value in of_aggregator.items()}
 
 
 def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:

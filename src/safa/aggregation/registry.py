@@ -189,7 +189,9 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
             raise SafaError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
     for key, parameter in known.items():
         if key not in given and parameter.default is inspect.Parameter.empty:
-            raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
+            raise SafaError(
+                f"{name} needs its setting {key!r}, which has no default; give it with --set aggregator.{key}=VALUE"
+            )
     return given
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from safa.aggregation.registry import available, optimisers
 from safa.protocol import Protocol
 from safa.testing import check_protocol
 
@@ -54,6 +55,30 @@ def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     check_protocol(lambda sizes: first_come(sizes, fraction=0.3, round_limit_s=9.0), scripts=10)
     exec(test_example, names)
     assert np.isfinite(first_come([1.0], fraction=1.0).quota)
+
+
+def test_the_aggregator_of_the_docs_keeps_the_contract() -> None:
+    names: dict[str, Any] = {}
+    aggregator_example, test_example = blocks("docs/aggregation.md")
+    exec(aggregator_example, names)
+    exec(test_example, names)
+    names["test_clipped_mean"]()
+
+
+def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "aggregation.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) >= {*available(), *optimisers()}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))],
+)
+def test_what_the_docs_link_to_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", text)}
+    missing = [target for target in targets if target and not ((ROOT / page).parent / target).exists()]
+    assert not missing, missing
 
 
 def test_the_picture_is_drawn_from_the_run_it_names() -> None:

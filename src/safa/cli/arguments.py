@@ -28,7 +28,7 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of a protocol from another package; of an aggregator, aggregator.NAME=VALUE",
+        help="a setting of a protocol from another package; aggregator.NAME=VALUE for an aggregator",
     )
     parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
     parser.add_argument("--force", action="store_true", help="replace the run in the output folder")

@@ -1,4 +1,4 @@
-"""Attacks on real SuperLinks and SuperNodes, by whoever has a key or reaches a port; the honest go on meanwhile."""
+"""Attacks on real SuperLinks and SuperNodes, by whoever has a key or reaches a port; the honest continue meanwhile."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
         with log.open("a") as file:
             at = "2026-11-15T14:00:01Z"
             file.write(f"{at} INFO bob is new: client 1\n{at} INFO sent: bob\n{at} WARNING lost: ann\nTraceback\n")
-        os.truncate(rounds, len(written[0]))  # it goes on behind round 1
+        os.truncate(rounds, len(written[0]))  # it continues after round 1
         yield
         with rounds.open("ab") as file:
             file.write(written[1] + written[2][:9])
@@ -230,7 +230,7 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert finished_rounds(tmp_path) == 4
 
 
-def test_what_a_stranger_has_written_reaches_the_terminal_as_plain_text(tmp_path: Path) -> None:
+def test_what_a_client_has_written_reaches_the_terminal_as_plain_text(tmp_path: Path) -> None:
     log, at = tmp_path / LOG, "2026-11-15T14:00:01Z"
 
     def say(_: float) -> None:

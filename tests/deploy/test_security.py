@@ -118,7 +118,7 @@ def test_only_a_known_key_over_a_trusted_line_gets_in(tmp_path: Path, monkeypatc
         wait_for(lambda: honest[1].poll() is not None, bob.log)
         trial.refused(bob, "[code: 2004]")
         before = finished_rounds(trial.folder)
-        wait_for(lambda: finished_rounds(trial.folder) > before, log, ann.log)  # the others go on
+        wait_for(lambda: finished_rounds(trial.folder) > before, log, ann.log)  # the others continue
         assert honest[0].poll() is None
 
         with pytest.raises(SafaError, match="has expired on"):

@@ -1,4 +1,4 @@
-"""Hostile clients on a real SuperLink: whatever they send, it is refused by name, and the model is the honest clients'."""
+"""Hostile clients of a real SuperLink: they are refused by name, and the model is that of the honest ones."""
 
 from __future__ import annotations
 

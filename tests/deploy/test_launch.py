@@ -477,7 +477,7 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Capture) -> None:
+def test_a_trial_is_stopped_by_ctrl_c_and_resumed_to_its_end(capsys: Capture) -> None:
     folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
     trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "5", "--epochs", "1", "--out", folder]
     with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
@@ -494,7 +494,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
         finally:
             process.kill()
     assert process.returncode == 130
-    said = f" of 5 rounds are finished and can be read in {folder}; go on with safa deploy local --resume {folder}"
+    said = f" of 5 rounds are finished and can be read in {folder}; resume with safa deploy local --resume {folder}"
     assert said in err
     kept = int(err.partition(said)[0].split()[-1])  # two rounds may close at once
     assert at_work_in(Path.cwd()) == []
@@ -526,7 +526,7 @@ def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.
     assert main(["run", "--config", "config.toml", "--no-train", "--quiet", "--out", "simulated"]) == 0
 
 
-def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_server_resumes_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ran: list[Path] = []
     monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda folder, _: ran.append(folder))
     monkeypatch.setattr(output._Show, "end", lambda *_: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pkgutil
 import resource
 import signal
 import subprocess
@@ -178,7 +179,7 @@ def test_the_aggregators_and_server_optimisers_are_listed_with_a_line_each(capsy
 def test_every_command_is_a_module_that_adds_itself() -> None:
     folder = Path(program.__file__).parent
     shared = {"__init__", "arguments", "program", "show"}
-    modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    modules = {module.name for module in pkgutil.iter_modules([str(folder)])}
     assert modules - shared == set(commands())
 
 

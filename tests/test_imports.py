@@ -68,11 +68,6 @@ ROOMS: dict[str, Room] = {
 
 # To be removed: what still breaks the table.
 EXCEPTIONS: dict[str, set[str]] = {
-    "safa.cli.deploy": {"cryptography.x509"},
-    "safa.deploy.exchange.coordinator": {
-        "safa.analysis.__init__", "safa.deploy.launcher.watch", "safa.experiments.simulate",
-    },
-    "safa.deploy.exchange.messages": {"flwr.app"},
     "safa.fleet.faults": {"safa.protocol.records"},
     "safa.training.trainer": {"safa.protocol.records"},
 }  # fmt: skip

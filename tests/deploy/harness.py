@@ -41,7 +41,7 @@ class Peer:
     delay_s: float = 3.0
     is_online: bool = True
     forge: Forge | None = None
-    """What it sends instead of its honest reply to an request."""
+    """What it sends instead of its honest reply to a request."""
     declares: float | None = None
     """The n_k that it claims to have."""
     requests: list[TrainRequest] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Harness:
         heapq.heappush(self._mail, (due, next(self._sent), outgoing.without_model(), reply))
 
     def run(self, until: Callable[[], bool] | None = None) -> Run:
-        """Go on until the run is finished, or until something has come to pass."""
+        """Continue until the run is finished, or until something has come to pass."""
         for _ in range(5000):
             if self.coordinator.finished or (until is not None and until()):
                 return load_run(self.folder / "run")
@@ -161,8 +161,8 @@ def _round_again(protocol: Any, record: RoundRecord, settings: Settings) -> Roun
     protocol.retire(np.setdiff1d(record.left, resized))
     protocol.resize(record.joined[~new], record.joined_size[~new])
     protocol.readmit(np.setdiff1d(record.joined[~new], resized))
-    lottery = stream(settings.seed, "lottery", record.round).random(protocol.clients)
-    protocol.open_round(now=record.opened_s, draws=lottery, expected_s=np.zeros(protocol.clients))
+    draws = stream(settings.seed, "lottery", record.round).random(protocol.clients)
+    protocol.open_round(now=record.opened_s, draws=draws, expected_s=np.zeros(protocol.clients))
     for client, base, at_s in zip(record.client, record.base, record.arrival_s, strict=True):
         protocol.receive(Events.arrivals([client], [base], at_s=at_s))
     if record.ended_by is EndedBy.NOBODY_LEFT:

@@ -1,4 +1,4 @@
-"""Attacks on real SuperLinks and SuperNodes, by whoever has a key or reaches a port; the honest go on meanwhile."""
+"""Attacks on real SuperLinks and SuperNodes, by whoever has a key or reaches a port; the honest continue meanwhile."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_a_device_executes_nothing_of_another_app_and_serves_ours_afterwards(tmp
         wait_for((tmp_path / "told").exists, device, log=ann.log)
         code, reason = json.loads((tmp_path / "told").read_text())
         assert (code, reason) == (7, "The FAB could not be verified."), reason
-        assert "Rejected the app of a run: it brings other files than ours does" in ann.log.read_text()
+        assert "Rejected the app of a run: it contains other files than ours" in ann.log.read_text()
         server.submit()
         wait_for(lambda: finished_rounds(run) > 0, device, log=run / "server.log")
         assert not (tmp_path / "executed").exists()

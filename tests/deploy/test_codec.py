@@ -136,7 +136,7 @@ MODEL = {"w": np.ones((2, 3), np.float32), "steps": np.array(7), "mask": np.arra
         ("int8", "steps", {"scale": 1.0}, RejectReason.UNREADABLE),
     ],
 )
-def test_a_parcel_that_lies_is_refused(
+def test_an_encoded_model_that_lies_is_refused(
     kind: CodecName, name: str, change: dict[str, Any], reason: RejectReason
 ) -> None:
     encoded = encode(MODEL, kind)
@@ -188,6 +188,6 @@ def hostile(draw: st.DrawFn) -> EncodedModel:
 
 @settings(max_examples=60)
 @given(hostile())
-def test_a_hostile_parcel_raises_nothing(encoded: EncodedModel) -> None:
+def test_a_hostile_encoded_model_raises_nothing(encoded: EncodedModel) -> None:
     back = decode(encoded, spec_of(MODEL))
     assert isinstance(back, Rejected) or spec_of(back) == spec_of(MODEL)

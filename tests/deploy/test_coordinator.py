@@ -219,7 +219,7 @@ def test_a_bad_update_is_refused_by_name_and_the_others_make_the_model(
     assert apart(fed_again(run), run.model()) <= 1e-6
 
 
-def test_a_pardoned_client_takes_part_again(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_an_unblocked_client_takes_part_again(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     harness = Harness(tmp_path, {"rounds": 9, "fraction": 1.0}, {"rejections_allowed": 1})
     harness.peers[1].forge = forged("nan")
     number = 1
@@ -251,8 +251,8 @@ def test_two_nodes_of_one_name_do_not_take_turns(tmp_path: Path) -> None:
     harness.run()
     roster = harness.coordinator.membership.roster
     assert len(roster) == 4
-    invitations = len(harness.peers[0].requests) + len(twin.requests)
-    assert invitations
+    requests = len(harness.peers[0].requests) + len(twin.requests)
+    assert requests
     assert roster[roster.number_of("client-0") or 0].node == twin.node
 
 

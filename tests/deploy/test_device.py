@@ -631,7 +631,7 @@ def test_a_node_config_that_cannot_be_used_is_answered(
     assert read_train_reply(ask(request_of(), "train", **config)) == Failure(why=why)
 
 
-def test_a_letter_of_another_kind_is_answered(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
+def test_a_message_of_another_kind_is_answered(ask: Callable[..., RecordDict], tmp_path: Path) -> None:
     answer = read_train_reply(ask(RecordDict(), "train", name="ann", state=str(tmp_path)))
     assert "the server's message cannot be read" in failed(answer)
 

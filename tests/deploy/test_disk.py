@@ -109,7 +109,7 @@ def test_full_disks_of_devices_and_of_the_server_cost_no_round(tmp_path: Path) -
             told = log.read_text().splitlines()[-1]
             assert told.startswith("safa: the server stopped after round ")
             assert re.search(server_disk.complaint, told)
-            assert f"--resume {run} goes on" in told
+            assert told.endswith(f"; resume it with safa deploy server --resume {run}")
             server_disk.free()
             server = safa(processes, log, "deploy", "server", "--resume", str(run))
             wait_for(lambda: server.poll() is not None, log=log)

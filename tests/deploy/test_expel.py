@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from safa.aggregation.model_cache import ModelCache
 from safa.analysis.client_map import client_map
 from safa.deploy.exchange.codec import encode
 from safa.deploy.exchange.coordinator import Coordinator
@@ -176,13 +177,13 @@ def test_an_expelled_client_is_out_of_the_sum_at_the_next_round(tmp_path: Path, 
     records = list(run.records())
     assert number in records[2].left
     assert number not in np.concatenate([records[2].client, records[2].sent])
-    cache = harness.coordinator._learner._cache
-    assert cache is not None
+    cache = harness.coordinator._learning.aggregator
+    assert isinstance(cache, ModelCache)
     others = np.array([client for client in range(4) if client != number])
     sizes = harness.coordinator.protocol.sizes[others]
     entries = cache.entries(others).double().numpy()
     row = (sizes / sizes.sum()) @ entries
-    made = harness.coordinator._learner.model.numpy()
+    made = harness.coordinator._learning.learner.model.numpy()
     assert np.abs(row - made).max() <= 1e-6
     assert np.abs(cache.entries(np.array([number])).numpy()[0] - made).max() > 1e-3, "its entry would have been seen"
 

@@ -1,4 +1,4 @@
-"""Strangers on a real SuperLink: whatever they send, it is refused by name, and the model is the honest clients'."""
+"""Hostile clients of a real SuperLink: they are refused by name, and the model is that of the honest ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from torch import Tensor
 
 from safa.deploy.exchange.screening import RejectReason
 from safa.deploy.flower.ports import free_port
-from safa.experiments.simulate import Learning
 from safa.fleet import make_fleet
+from safa.protocol import registry
 from safa.protocol.records import Verdict
 from safa.runs import Run, load_run
+from safa.server.learner import Learner
+from safa.server.setup import make_aggregator
 from safa.tasks import load_problem
-from safa.training import BatchedTrainer
+from safa.training import BatchedTrainer, LocalTraining
 from safa.training.setup import make_optimiser, make_shards
 from tests.deploy.harness import apart
 from tests.deploy.real import listens, records, running, safa, wait_for
@@ -43,7 +45,7 @@ OTHERS = ("unasked", "forged", "withheld")
 
 
 @pytest.mark.slow
-def test_strangers_are_refused_by_name_and_the_honest_make_the_model(tmp_path: Path) -> None:
+def test_hostile_clients_are_refused_by_name_and_the_honest_make_the_model(tmp_path: Path) -> None:
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     settings = ("--clients", "2", "--rounds", "7", "--fraction", "0.15", "--round-limit", "60", "--seed", "1")
     options = ("--start-with", str(2 + len(REASONS) + len(OTHERS)), "--norm-bound", "1000", "--max-mb", "1")
@@ -130,7 +132,15 @@ def _honest_model(run: Run) -> dict[str, Tensor]:
         device=torch.device("cpu"),
     )
     trains = np.array([part is not None for part in held])
-    learning = Learning(settings, problem, np.empty(0), trainer=_Honest(trainer, trains))
+    protocol = registry.build(settings.protocol, np.empty(0), settings.values())
+    start = problem.start_model(settings.seed)
+    learner = Learner(
+        LocalTraining(_Honest(trainer, trains), epochs=settings.epochs),
+        make_aggregator(settings, protocol),
+        trainer.layout.row(dict(start.named_parameters()) | dict(start.named_buffers())),
+        np.empty(0),
+        evaluate=lambda model: (0.0, 0.0),
+    )
     for record in run.records():
-        learning.learner.apply(record)
-    return learning.model()
+        learner.apply(record)
+    return trainer.layout.state(learner.model)

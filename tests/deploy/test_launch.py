@@ -210,7 +210,7 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
         with log.open("a") as file:
             at = "2026-11-15T14:00:01Z"
             file.write(f"{at} INFO bob is new: client 1\n{at} INFO sent: bob\n{at} WARNING lost: ann\nTraceback\n")
-        os.truncate(rounds, len(written[0]))  # it goes on behind round 1
+        os.truncate(rounds, len(written[0]))  # it continues after round 1
         yield
         with rounds.open("ab") as file:
             file.write(written[1] + written[2][:9])
@@ -230,7 +230,7 @@ def test_a_run_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert finished_rounds(tmp_path) == 4
 
 
-def test_what_a_stranger_has_written_reaches_the_terminal_as_plain_text(tmp_path: Path) -> None:
+def test_what_a_client_has_written_reaches_the_terminal_as_plain_text(tmp_path: Path) -> None:
     log, at = tmp_path / LOG, "2026-11-15T14:00:01Z"
 
     def say(_: float) -> None:
@@ -477,7 +477,7 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Capture) -> None:
+def test_a_trial_is_stopped_by_ctrl_c_and_resumed_to_its_end(capsys: Capture) -> None:
     folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
     trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "5", "--epochs", "1", "--out", folder]
     with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
@@ -494,7 +494,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Captu
         finally:
             process.kill()
     assert process.returncode == 130
-    said = f" of 5 rounds are finished and can be read in {folder}; go on with safa deploy local --resume {folder}"
+    said = f" of 5 rounds are finished and can be read in {folder}; resume with safa deploy local --resume {folder}"
     assert said in err
     kept = int(err.partition(said)[0].split()[-1])  # two rounds may close at once
     assert at_work_in(Path.cwd()) == []
@@ -526,7 +526,7 @@ def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.
     assert main(["run", "--config", "config.toml", "--no-train", "--quiet", "--out", "simulated"]) == 0
 
 
-def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_server_resumes_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ran: list[Path] = []
     monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda folder, _: ran.append(folder))
     monkeypatch.setattr(output._Show, "end", lambda *_: None)

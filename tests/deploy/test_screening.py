@@ -105,7 +105,7 @@ def test_a_refusal_changes_nothing_but_the_counters() -> None:
     assert after["counts"] == [[1, "norm", 1], [1, "not asked", 1]]
 
 
-def test_refused_n_times_in_a_row_is_set_aside_until_pardoned() -> None:
+def test_refused_n_times_in_a_row_is_blocked_until_unblocked() -> None:
     gate = screening(norm_bound=1.0, rejections_allowed=3)
     for norm in (2, 2, 1, 2, 2):  # the good one starts the count again
         gate.judge(4, update(norm), BASE)
@@ -120,7 +120,7 @@ def test_refused_n_times_in_a_row_is_set_aside_until_pardoned() -> None:
     assert gate.counts == {RejectReason.NORM: 5, RejectReason.BLOCKED: 1}
 
 
-def test_nobody_is_set_aside_for_what_strangers_send() -> None:
+def test_nobody_is_blocked_for_what_others_send() -> None:
     gate = screening(rejections_allowed=1)
     gate.admit(None, **GOOD)
     assert gate.blocked == []

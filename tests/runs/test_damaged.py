@@ -220,17 +220,17 @@ def load(folder: Path) -> tuple[int, str]:
         run.roster()
         if run.summary is not None:
             run.model()
-    except SafaError as problem:
-        return 2, f"safa: {problem}\n"
+    except SafaError as error:
+        return 2, f"safa: {error}\n"
     return 0, ""
 
 
-def conduct(folder: Path) -> tuple[int, str]:
-    """Go on with a deployment, up to its first round."""
+def resume_deployment(folder: Path) -> tuple[int, str]:
+    """Resume a deployment, up to its first round."""
     try:
         Coordinator(folder, now=0.0).stop()
-    except SafaError as problem:
-        return 2, f"safa: {problem}\n"
+    except SafaError as error:
+        return 2, f"safa: {error}\n"
     return 0, ""
 
 
@@ -242,7 +242,7 @@ def uses(kind: str, folder: Path, number: int) -> Iterator[tuple[str, Callable[[
     if number % (3 if kind == "sweep" else REPORT_EVERY) == 0:
         yield "report", lambda: called(["report", str(folder)])
     if kind == "halted":
-        yield "conduct", lambda: conduct(folder)
+        yield "deploy", lambda: resume_deployment(folder)
     elif kind != "sweep":
         yield "resume", lambda: called(["run", "--resume", str(folder), "--quiet"])
 

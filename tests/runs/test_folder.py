@@ -209,7 +209,7 @@ def test_a_deployment_is_replaced_with_all_that_belongs_to_it_but_not_while_its_
     folder = tmp_path / "run"
     with_checkpoints(folder, 1)
     ours = ("flower/link.json", "flower/home/config.toml", "clients/c-0/state.safetensors", "deploy.toml",
-            "deployment.json", "roster.json", "nodes.json", "unblock.json", "server.log")  # fmt: skip
+            "deployment.json", "roster.json", "nodes.json", "unblock.json", "expel.json", "server.log")  # fmt: skip
     for name in (*ours, "clients/c-0/diary.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
 from safa.aggregation.rows import RowTable, Versions, rows_that_fit
+from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
 __all__ = ["ModelCache"]
@@ -207,6 +208,12 @@ class ModelCache(Aggregator):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`, whose clients may be more than those at the start."""
+        if len({len(state[name]) for name in ("size", "present", "version", "weight")}) != 1:
+            raise SafaError("the checkpoint holds arrays of different lengths for the entries of clients")
+        if not np.array_equal(self._own.numbers, np.flatnonzero(state["version"].numpy() < 0)):
+            raise SafaError("the checkpoint lacks entries of clients, or holds others")
+        if state["sum"].shape != self._sum.shape:
+            raise SafaError(f"the checkpoint holds a sum of {len(state['sum'])} numbers; a model has {len(self._sum)}")
         self._size = state["size"].numpy().copy()
         self._present = state["present"].numpy().copy()
         self._version = state["version"].numpy().copy()

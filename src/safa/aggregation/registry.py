@@ -219,8 +219,8 @@ def _foreign() -> dict[str, EntryPoint]:
 def _loaded(point: EntryPoint) -> type[Aggregator]:
     try:
         cls = point.load()
-    except (ImportError, AttributeError) as problem:
-        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {problem}") from problem
+    except (ImportError, AttributeError) as error:
+        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
         raise SafaError(f"the entry point {point.name!r} of {_GROUP} does not name an Aggregator: {point.value}")
     return cls

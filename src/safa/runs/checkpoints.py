@@ -347,7 +347,17 @@ def load_checkpoint(folder: Path, *, settings: str, most: int | None = None) -> 
 
 def _read_state(path: Path, rounds: int) -> _State:
     """The file of a checkpoint that should have been made after so many rounds."""
-    notes, tensors = read_sealed(path)
+    try:
+        return _parsed(path, rounds, *read_sealed(path))
+    except SafaError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise SafaError(f"{path} does not hold what a checkpoint does ({what})") from None
+
+
+def _parsed(path: Path, rounds: int, notes: dict[str, str], tensors: dict[str, Tensor]) -> _State:
+    """What is in the file of a checkpoint."""
     made_as, made_after = notes.get("format", ""), notes.get("rounds", "")
     if made_as != _FORMAT:
         raise SafaError(f"{path} is of another format: {made_as!r} instead of {_FORMAT!r}")

@@ -91,9 +91,11 @@ class Inbox:
         return {"inbox": self._rows}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`; the rows have been restored before."""
+        """Continue from `state`; the rows have been restored before, and are those of the updates in it."""
+        used = set(self._rows.numbers.tolist())
+        if sorted(state["inbox"][:, 2].tolist()) != sorted(used):
+            raise SafaError("the checkpoint lacks updates that were received, or holds others")
         self._queues = {}
         for client, base, number in state["inbox"].tolist():
             self._queues.setdefault(client, deque()).append((base, number))
-        used = set(self._rows.numbers.tolist())
         self._free = [number for number in range(max(used, default=-1) + 2) if number not in used]

@@ -188,8 +188,12 @@ class Learner:
 
     def _forget(self) -> None:
         """Drop the versions that nobody needs any more."""
+        self.versions.forget_all_but(self._needed_versions())
+
+    def _needed_versions(self) -> set[int]:
+        """The versions that somebody starts from, or that an entry refers to."""
         held = np.unique(np.concatenate([self._held, self._queue.base, self._undrafted.base]))
-        self.versions.forget_all_but({*held.tolist(), *self._aggregator.references()})
+        return {*held.tolist(), *self._aggregator.references()}
 
     def _discard(self, commits: _Commits) -> None:
         if len(commits):
@@ -322,23 +326,30 @@ class Learner:
         }
 
     def restore(self, state: Mapping[str, Tensor], tables: Mapping[str, tuple[Ids, Tensor]]) -> None:
-        """Continue from a checkpoint."""
-        for name, (_, rows) in tables.items():
-            if rows.ndim != 2 or rows.shape[1] != len(self.model):
-                shape = tuple(rows.shape)
-                raise SafaError(
-                    f"the checkpoint holds {name} of shape {shape}; this model has {len(self.model)} numbers"
-                )
-        self.versions.restore(*tables["models"])
+        """Continue from a checkpoint; one that lacks what it refers to is an error."""
         for name, table in self.tables().items():
-            if name != "models" and name in tables:
-                table.restore(*tables[name])
+            self._restore_table(name, table, tables)
+        if self.versions.latest != int(state["latest"]):
+            raise SafaError(f"the checkpoint lacks version {int(state['latest'])} of the model, which is its latest")
         self._closed = self.versions.latest
         self._held = state["held"].numpy().copy()
         self.asked_for, self._round = int(state["asked_for"]), int(state["round"])
         self._queue, self._undrafted = (_restored(state, name) for name in ("queue", "undrafted"))
         self._aggregator.restore(_under("aggregator.", state))
         self._source.restore(_under("source.", state))
+        missing = self._needed_versions() - set(self.versions.numbers.tolist())
+        if missing:
+            raise SafaError(f"the checkpoint lacks version {min(missing)} of the model, which is needed")
+
+    def _restore_table(self, name: str, table: RowTable | Versions, tables: Mapping[str, tuple[Ids, Tensor]]) -> None:
+        """Restore a table, if its rows are of this model."""
+        if name not in tables:
+            raise SafaError(f"the checkpoint holds no {name}")
+        numbers, rows = tables[name]
+        if rows.shape != (len(numbers), len(self.model)):
+            shape = tuple(rows.shape)
+            raise SafaError(f"the checkpoint holds {name} of shape {shape}; this model has {len(self.model)} numbers")
+        table.restore(numbers, rows)
 
 
 _UNDRAFTED = -1  # the version that an undrafted update goes into

@@ -20,6 +20,10 @@ def find_checkpoint(run: Run, *, needed: bool = False) -> Checkpoint:
     if found.other_settings:
         raise SafaError(found.problems[-1])
     if needed and not found.state and (finished or found.problems):
+        newest = run.load_checkpoint().rounds
+        if newest > finished:
+            made = f"a checkpoint made after round {newest}"
+            raise SafaError(f"{run.folder} holds {finished} rounds, but {made}: restore both from one backup")
         why = "".join(f"{fault}; " for fault in found.problems)
         raise SafaError(
             f"{why}{run.folder} holds {finished} rounds and no checkpoint that can be used: restore its folder "

@@ -12,7 +12,7 @@ from safa.cli.deploy.common import add_command
 from safa.cli.deploy.output import sigterm_like_ctrl_c
 from safa.deploy.exchange.roster import name_fault
 from safa.deploy.exchange.text import printable
-from safa.deploy.launcher.checks import is_loopback, private_key_fault
+from safa.deploy.launcher.checks import check_certificate, is_loopback, private_key_fault
 from safa.deploy.launcher.launch import run_client
 from safa.deploy.launcher.link import FLOWER
 from safa.deploy.launcher.node import Node
@@ -96,12 +96,7 @@ def _trust(arguments: argparse.Namespace) -> tuple[Path | None, Path | None]:
         raise SafaError("--ca and --key go together")
     ca = _file(arguments.ca or Path(arguments.keys, "ca.crt"), "certificate of an authority")
     key = _file(arguments.key or Path(arguments.keys, "clients", f"{arguments.name}.key"), "private key")
-    from cryptography.x509 import load_pem_x509_certificate
-
-    try:
-        load_pem_x509_certificate(ca.read_bytes())
-    except ValueError:
-        raise SafaError(f"{ca} is not a certificate") from None
+    check_certificate(ca)
     if private_key_fault(key):
         raise SafaError(f"{key} is not a client's private key: {private_key_fault(key)}")
     return ca, key

@@ -17,6 +17,7 @@ from safa.deploy.flower.ports import bound_socket
 from safa.errors import SafaError
 
 __all__ = [
+    "check_certificate",
     "check_keys",
     "check_port",
     "clock_fault",
@@ -37,6 +38,18 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_certificate(file: Path) -> None:
+    """Raise an error if a file is not the certificate of an authority that a client could trust."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        load_pem_x509_certificate(file.read_bytes())
+    except OSError as error:
+        raise SafaError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError:
+        raise SafaError(f"{file} is not a certificate") from None
 
 
 def check_keys(folder: Path) -> None:

@@ -27,7 +27,7 @@ from safa.errors import SafaError
 from safa.experiments.replay import replay
 from safa.protocol import registry as protocols
 from safa.protocol.records import Verdict
-from safa.testing import PlayedStep, check_aggregator, check_protocol
+from safa.testing import TakenStep, check_aggregator, check_protocol
 from tests.deploy.harness import Harness, apart, fed_again
 from tests.programs import started
 
@@ -330,7 +330,7 @@ def test_an_aggregator_is_deployed(tmp_path: Path, more: dict[str, Any]) -> None
 
 def clipped_mean(steps: Any) -> Any:
     """The literal formula: w + the mean of the deltas, weighted as the record says, each clipped to the norm 0.5."""
-    step: PlayedStep = steps[-1]
+    step: TakenStep = steps[-1]
     deltas = step.rows - step.start
     moves = [delta * min(1.0, 0.5 / max(float(np.linalg.norm(delta)), 1e-300)) for delta in deltas]
     return step.before + np.average(moves, axis=0, weights=step.weight) if len(moves) else step.before

@@ -229,10 +229,11 @@ def told(settings: Settings) -> str:
     return "".join(record.to_json() for record in run_rounds(settings))
 
 
-NAMES: dict[str, Iterable[str]] = {
+NAMES: dict[str, Iterable[Any]] = {
     "protocol": protocols(),
     "aggregator": registry.available(),
     "server_optimiser": registry.optimisers(),
+    "train": (True, False),
 }
 """What settings without a list of choices may be."""
 
@@ -241,5 +242,5 @@ def test_every_setting_that_needs_another_names_one_that_there_is() -> None:
     known = {item.name: item for item in fields(Settings)}
     for item in known.values():
         for other, values in item.metadata.get("needs", {}).items():
-            choices = known[other].metadata["choices"] or [*NAMES.get(other, ()), None]
+            choices = known[other].metadata.get("choices") or [*NAMES.get(other, ()), None]
             assert set(values) <= set(choices), item.name

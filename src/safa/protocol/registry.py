@@ -62,8 +62,8 @@ def _foreign() -> dict[str, EntryPoint]:
 def _loaded(point: EntryPoint) -> type[Protocol]:
     try:
         cls = point.load()
-    except (ImportError, AttributeError) as problem:
-        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {problem}") from problem
+    except (ImportError, AttributeError) as error:
+        raise SafaError(f"the entry point {point.name!r} of {_GROUP} cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Protocol)):
         raise SafaError(f"the entry point {point.name!r} of {_GROUP} does not name a Protocol: {point.value}")
     return cls

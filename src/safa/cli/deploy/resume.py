@@ -93,12 +93,13 @@ def check_same(arguments: argparse.Namespace, folder: Path) -> None:
 
 def _named_options(config: dict[str, Any], given: Mapping[str, Any], held: Settings) -> dict[str, Any]:
     """The own settings of protocol and aggregator, by the names that `Settings.values` has for them."""
-    of_protocol = dict(config.pop("protocol_options", {})) | dict(given)
-    of_aggregator = config.pop("aggregator_options", {})
     known = held.values()
-    named = {name if name in known or name.startswith("aggregator.") else f"protocol.{name}": value
-             for name, value in of_protocol.items()}  # fmt: skip
-    return named | {f"aggregator.{name}": value for name, value in of_aggregator.items()}
+    given = dict(config.pop("protocol_options", {})) | dict(given)
+    own = {name: f"protocol.{name}" for name in given if f"protocol.{name}" in known}
+    of_aggregator = config.pop("aggregator_options", {})
+    return {own[name] if name in own else name: value for name, value in given.items()} | {
+        f"aggregator.{name}": value for name, value in of_aggregator.items()
+    }
 
 
 def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import sys
 from collections import deque
@@ -9,7 +10,8 @@ from collections import deque
 __all__ = ["LOOPBACK", "bound_socket", "free_port"]
 
 LOOPBACK = "127.0.0.1"
-_RESERVED: deque[socket.socket] = deque(maxlen=64)
+_MOST_RESERVED = 64
+_reserved: deque[socket.socket] = deque()
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -32,8 +34,15 @@ def free_port() -> int:
     """
     found = bound_socket(LOOPBACK, 0)
     port = int(found.getsockname()[1])
-    if sys.platform == "linux":
-        _RESERVED.append(found)
-    else:  # a port that is bound cannot be bound again
-        found.close()
+    _reserved.append(found)
+    if sys.platform != "linux":  # there, a port that is bound cannot be bound again
+        _release(0)
+    _release(_MOST_RESERVED)
     return port
+
+
+@atexit.register
+def _release(left: int = 0) -> None:
+    """Close the sockets of reserved ports, the oldest first, until so many are left."""
+    while len(_reserved) > left:
+        _reserved.popleft().close()

@@ -1,4 +1,4 @@
-"""What travels: round trips, the stated errors and sizes, and encoded models that lie."""
+"""What is sent: round trips, the stated errors and sizes, and encoded models that lie."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_bytes_per_parameter_are_as_stated(kind: CodecName, each: int, extra
 
 @pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize("tensor", [np.array(2**60 + 1), np.array([-3], np.int8), np.array([True, False])])
-def test_what_is_not_floating_travels_as_it_is(kind: CodecName, tensor: NDArray[Any]) -> None:
+def test_what_is_not_floating_is_sent_as_it_is(kind: CodecName, tensor: NDArray[Any]) -> None:
     assert there_and_back(tensor, kind).tobytes() == tensor.tobytes()
     assert encode({"w": tensor}, kind).tensors["w"].scale is None
 
@@ -136,7 +136,7 @@ MODEL = {"w": np.ones((2, 3), np.float32), "steps": np.array(7), "mask": np.arra
         ("int8", "steps", {"scale": 1.0}, RejectReason.UNREADABLE),
     ],
 )
-def test_a_parcel_that_lies_is_refused(
+def test_an_encoded_model_that_lies_is_refused(
     kind: CodecName, name: str, change: dict[str, Any], reason: RejectReason
 ) -> None:
     encoded = encode(MODEL, kind)
@@ -188,6 +188,6 @@ def hostile(draw: st.DrawFn) -> EncodedModel:
 
 @settings(max_examples=60)
 @given(hostile())
-def test_a_hostile_parcel_raises_nothing(encoded: EncodedModel) -> None:
+def test_a_hostile_encoded_model_raises_nothing(encoded: EncodedModel) -> None:
     back = decode(encoded, spec_of(MODEL))
     assert isinstance(back, Rejected) or spec_of(back) == spec_of(MODEL)

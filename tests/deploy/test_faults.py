@@ -55,7 +55,7 @@ def test_a_supernode_that_is_killed_comes_back_tolerable_and_is_deprecated_later
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_at_five_points_goes_on_from_the_last_closed_round(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_at_five_points_continues_from_the_last_closed_round(tmp_path: Path) -> None:
     """Server app and SuperLink, between and inside of rounds; the clients are left alone all the time."""
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     states = [tmp_path / f"c{part}" / "state.safetensors" for part in range(2)]

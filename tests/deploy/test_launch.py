@@ -477,7 +477,7 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_trial_is_stopped_by_ctrl_c_and_goes_on_to_its_end_later(capsys: Capture) -> None:
+def test_a_trial_is_stopped_by_ctrl_c_and_is_resumed_later(capsys: Capture) -> None:
     folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
     trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "5", "--epochs", "1", "--out", folder]
     with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
@@ -526,7 +526,7 @@ def test_the_table_of_a_config_file_and_what_goes_before_it(monkeypatch: pytest.
     assert main(["run", "--config", "config.toml", "--no-train", "--quiet", "--out", "simulated"]) == 0
 
 
-def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_server_resumes_what_was_begun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ran: list[Path] = []
     monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda folder, _: ran.append(folder))
     monkeypatch.setattr(output._Show, "end", lambda *_: None)
@@ -569,7 +569,7 @@ def test_a_server_goes_on_with_what_was_begun(monkeypatch: pytest.MonkeyPatch, c
         ("boston --force", "--auto-resume resumes the run in --out, and --force replaces it; give one of them"),
     ],
 )
-def test_a_run_goes_on_as_it_was_begun_or_not_at_all(
+def test_a_run_continues_as_it_was_begun_or_not_at_all(
     given: str, complaint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("safa.cli.deploy.server.run_server", lambda *_: pytest.fail("it went on"))

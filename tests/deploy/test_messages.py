@@ -40,7 +40,7 @@ def update(kind: Any = "float32") -> Update:
 
 
 @pytest.mark.parametrize("kind", CODECS)
-def test_letters_arrive_as_they_were_written(kind: CodecName) -> None:
+def test_messages_arrive_as_they_were_written(kind: CodecName) -> None:
     assert read_train_request(to_records(request(encode(MODEL, kind), kind))) == request(encode(MODEL, kind), kind)
     assert read_train_request(to_records(request(None))) == request(None)
     assert read_train_reply(to_records(update(kind))) == update(kind)

@@ -162,7 +162,7 @@ def test_sequences_against_dictionaries(steps: list[tuple[str, str, int]]) -> No
         assert {at: people.at_node(at) for at in range(1, 6)} == {at: at_nodes.get(at) for at in range(1, 6)}
 
 
-def test_an_expelled_name_is_free_for_a_new_client_once_it_is_pardoned() -> None:
+def test_an_expelled_name_is_free_for_a_new_client_once_it_is_unblocked() -> None:
     people = roster()
     people.enrol("ann", 5, 1, now=0.0)
     people.enrol("bob", 5, 2, now=0.0)

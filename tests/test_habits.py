@@ -122,7 +122,7 @@ def test_it_is_as_the_aggregator_inside() -> None:
     assert AsPrinted(PopulationMean()).rules == PopulationMean.rules
 
 
-def test_clients_that_join_and_leave_are_told_to_the_aggregator_inside() -> None:
+def test_clients_that_join_and_leave_are_reported_to_the_aggregator_inside() -> None:
     it = begun(ModelCache())
     it.follow(np.array([3]), np.array([4.0]), np.array([2]))
     assert it.references() == {0}  # the entry of the new client

@@ -64,7 +64,7 @@ ROOMS: dict[str, Room] = {
     ),
     "__main__": room(["cli"]),
 }
-"""The rooms in order: folders of `safa`, parts of `deploy`, and the modules that stand at the top."""
+"""The rooms in order: folders of `safa`, parts of `deploy`, and the modules at the top."""
 
 # To be removed: what still breaks the table.
 EXCEPTIONS: dict[str, set[str]] = {

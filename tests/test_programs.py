@@ -60,7 +60,7 @@ def test_children_of_tests_can_be_interrupted_although_the_tests_cannot(tmp_path
     assert done.returncode == 0, done.stdout
 
 
-def test_a_program_that_a_test_leaves_behind_is_ended_and_told(tmp_path: Path) -> None:
+def test_a_program_that_a_test_leaves_behind_is_ended_and_reported(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, LEAVES)
     assert done.returncode == 1
     assert "tests left processes behind, which were killed" in done.stdout

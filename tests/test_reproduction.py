@@ -171,7 +171,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "after"), [(1, 3), (2, 1), (2, 4)])
-def test_killed_at_any_moment_it_goes_on_where_it_was(workers: int, after: int, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_continues_where_it_was(workers: int, after: int, tmp_path: Path) -> None:
     script, path = tmp_path / "killed.py", tmp_path / "results.jsonl"
     script.write_text(KILLED)
     killed = subprocess.run([sys.executable, str(script), str(path), str(workers), str(after)], capture_output=True)
@@ -336,7 +336,7 @@ def test_the_command_writes_tables_and_pages(reproduced: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_goes_on_with_its_folder(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_resumes_its_folder(reproduced: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (reproduced / "results.jsonl").read_bytes()
     sessions = (reproduced / "sessions.jsonl").read_text().splitlines()
     assert [json.loads(line)["runs"] for line in sessions] == [3 * 20 * 2 + 3 * 20]

@@ -579,7 +579,7 @@ def test_a_download_is_kept_and_quiet_where_nobody_looks(
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_a_download_that_was_cut_off_goes_on(
+def test_a_download_that_was_cut_off_continues(
     knows_ranges: bool, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, server.url)

@@ -345,7 +345,7 @@ def small() -> BiasReport:
     return bias_report(0.2, 0.0, 0.5, 0.3, rounds=3, clients=20, repetitions=100)
 
 
-def test_a_report_is_told_in_sentences() -> None:
+def test_a_report_is_written_in_sentences() -> None:
     lines = describe(small())
     assert lines[0] == "case 2 of SAFA"
     assert lines[1].startswith("EUR of SAFA 0.500 (measured ")

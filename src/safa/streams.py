@@ -1,7 +1,7 @@
 """Named random streams.
 
 Every random number of a run comes from a stream keyed by (seed, purpose, further keys), and within it the number for
-client k stands at place k. So every protocol meets the very same world, whatever it asks for and in whatever order.
+client k is at place k. So every protocol meets the very same world, whatever it asks for and in whatever order.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def test_drift_is_undone_by_the_exact_sum() -> None:
     assert sums[19] == 1.0
 
 
-def test_everyone_goes_on_from_its_own_model() -> None:
+def test_everyone_continues_from_its_own_model() -> None:
     cache = made(2, OwnModels())
     assert cache.entries(ids([0, 1])).tolist() == constant(0, 0).tolist()
     cache.keep(updates([1], [0.0], constant(4), picked=np.zeros(1, np.bool_)))

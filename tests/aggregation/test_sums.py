@@ -58,7 +58,7 @@ def test_participants_stand_in_for_one_that_diverged(most: int) -> None:
 
 
 @pytest.mark.parametrize("aggregator", [PopulationMean, Mixing])
-def test_the_old_model_stands_in_for_one_that_diverged(aggregator: type[Aggregator]) -> None:
+def test_the_old_model_replaces_one_that_diverged(aggregator: type[Aggregator]) -> None:
     found = begun(aggregator(), START).step(step_of(1, Rule.AVERAGE, [GIVEN], weight=1.0))
     torch.testing.assert_close(found, naive(WEIGHTS), rtol=1e-13, atol=1e-13)
 

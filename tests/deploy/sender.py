@@ -444,7 +444,7 @@ def altered_update(behaviour: str, request: TrainRequest, base: Tensors, megabyt
             return update and replace(update, version=max(request.version - 1, 0))
         case "future":
             return update and replace(update, version=request.version + 1000)
-        case "large":  # of random numbers, because the same chunk twice would travel and be stored once
+        case "large":  # of random numbers, because the same chunk twice would be sent and stored once
             numbers = np.random.default_rng(request.attempt).random(int(megabytes * 1e6) // 4, dtype=np.float32)
             return update_of(request, {**base, next(iter(base)): numbers})
     return None

@@ -50,7 +50,7 @@ class FakeClock:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_while_clocks_are_wrong(tmp_path: Path) -> None:
+def test_a_run_continues_while_clocks_are_wrong(tmp_path: Path) -> None:
     """The server's is set forward and back in mid-run; that of a third device is two hours ahead all the time."""
     run, log, port = tmp_path / "run", tmp_path / "log", str(free_port())
     make_keys(tmp_path / "keys", hosts=[], clients=["c0", "c1", "c2"])
@@ -96,7 +96,7 @@ def _client(processes: Processes, folder: Path, part: int, port: str, clock: Fak
 # -- without processes -----------------------------------------------------------------------------------------------
 
 
-def test_a_wall_clock_that_is_set_is_told_once() -> None:
+def test_a_wall_clock_that_is_set_is_reported_once() -> None:
     wall, running = [1000.0], [50.0]
     steps = Steps(lambda: wall[0], lambda: running[0])
     assert steps.look() == ""

@@ -1,4 +1,4 @@
-"""What travels: round trips, the stated errors and sizes, and encoded models that lie."""
+"""What is sent: round trips, the stated errors and sizes, and encoded models that lie."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_bytes_per_parameter_are_as_stated(kind: CodecName, each: int, extra
 
 @pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize("tensor", [np.array(2**60 + 1), np.array([-3], np.int8), np.array([True, False])])
-def test_what_is_not_floating_travels_as_it_is(kind: CodecName, tensor: NDArray[Any]) -> None:
+def test_what_is_not_floating_is_sent_as_it_is(kind: CodecName, tensor: NDArray[Any]) -> None:
     assert there_and_back(tensor, kind).tobytes() == tensor.tobytes()
     assert encode({"w": tensor}, kind).tensors["w"].scale is None
 

@@ -35,7 +35,7 @@ def test_every_protocol_runs_and_its_replay_is_its_model(tmp_path: Path, protoco
 def test_a_server_that_is_killed_at_any_instant_loses_and_doubles_nothing(
     tmp_path: Path, protocol: str, seed: int
 ) -> None:
-    """Killed in every third second or so, the run comes to its end, and is what its arrivals make without a fault."""
+    """Killed in every third second or so, the run finishes, and is what its arrivals make without a fault."""
     harness = Harness(tmp_path, {"protocol": protocol, "buffer_size": 3, "rounds": 6}, delays_s={3: 14.0})
     draws = np.random.default_rng(seed)
     kills = 0
@@ -67,7 +67,7 @@ def test_a_client_that_answered_in_a_lost_round_is_not_trained_twice(tmp_path: P
     harness.run()
 
 
-def test_a_straggler_goes_on_across_rounds_and_is_deprecated_in_the_end(
+def test_a_straggler_continues_across_rounds_and_is_deprecated_in_the_end(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, {"clients": 5, "fraction": 0.4, "rounds": 9}, delays_s={4: 25.0})
@@ -89,7 +89,7 @@ def test_a_straggler_goes_on_across_rounds_and_is_deprecated_in_the_end(
     assert "deprecated: client-4" in log.text
 
 
-def test_a_device_that_was_lost_is_tolerable_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_device_that_was_lost_is_tolerable_and_continues_where_it_was(tmp_path: Path) -> None:
     harness = Harness(tmp_path, {"rounds": 8, "lag_tolerance": 5})
     harness.run(until=harness.in_round(2))
     lost = harness.peers[0]

@@ -82,7 +82,7 @@ def request_of(
 
 
 def updated(answer: Update | ModelMissing | Failure) -> Tensors:
-    """The model in an answer that travelled as float32."""
+    """The model in an answer that was sent as float32."""
     assert isinstance(answer, Update), answer
     tensors = decode(answer.encoded, spec_of(start_tensors()))
     assert not isinstance(tensors, Rejected)
@@ -276,7 +276,7 @@ def test_an_update_is_what_a_simulation_trains(given: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: CodecName, tmp_path: Path) -> None:
+def test_a_short_codec_sends_the_delta_from_the_model_as_it_arrived(kind: CodecName, tmp_path: Path) -> None:
     request = request_of(kind=kind)
     assert request.model is not None
     base = decode(request.model, spec_of(start_tensors()))
@@ -291,7 +291,7 @@ def test_on_a_narrow_wire_the_change_travels_from_the_model_as_it_arrived(kind: 
     assert all(np.allclose(received[name], exact[name], atol=1e-4) for name in exact)
 
 
-def test_whole_numbers_of_a_model_travel_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_numbers_of_a_model_are_sent_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.training.problems import make
 
     (tmp_path / "with_counters.py").write_text(
@@ -324,7 +324,7 @@ def test_a_model_of_another_kind_is_a_failure(tmp_path: Path) -> None:
         assert "the server's model does not fit this task" in failed(Device("ann", tmp_path).train(strange))
 
 
-def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
+def test_what_cannot_be_sent_is_a_failure(tmp_path: Path) -> None:
     diverging = config_of(lr=1e30)
     why = failed(Device("ann", tmp_path).train(request_of(kind="int8", config=diverging)))
     assert "holds a NaN or an infinite number, which int8 does not have" in why
@@ -347,7 +347,7 @@ def test_without_the_model_it_asks_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", OPTIMISERS, ids=str)
 @pytest.mark.parametrize("off_after", range(EPOCHS))
-def test_a_device_that_was_switched_off_goes_on_where_it_was(
+def test_a_device_that_was_switched_off_continues_where_it_was(
     given: dict[str, Any], off_after: int, tmp_path: Path, epochs: SimpleNamespace
 ) -> None:
     request = request_of(config=config_of(**given))
@@ -407,7 +407,7 @@ def test_what_was_kept_for_another_deployment_is_of_no_use(tmp_path: Path, epoch
     assert epochs.done == EPOCHS
 
 
-def test_fully_local_training_goes_on_from_the_last_update(tmp_path: Path, epochs: SimpleNamespace) -> None:
+def test_fully_local_training_continues_from_the_last_update(tmp_path: Path, epochs: SimpleNamespace) -> None:
     everything = np.arange(len(load_problem("boston").train[0]))
     current = start_tensors()
     answer = Device("ann", tmp_path).train(request_of(own=True))

@@ -184,7 +184,7 @@ def test_fedcs_asks_all_the_same_when_nobody_is_fast_enough(tmp_path: Path) -> N
     assert len(list(harness.run().records())) == 4
 
 
-def test_a_server_that_is_killed_between_two_openings_goes_on(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_between_two_openings_continues(tmp_path: Path) -> None:
     harness = Harness(tmp_path, {"rounds": 8})
     harness.run(until=harness.in_round(3))
     for peer in harness.peers:
@@ -219,7 +219,7 @@ def full(folder: Path) -> Iterator[None]:
         folder.rmdir()
 
 
-def test_full_disks_of_all_devices_are_told_and_survived(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_full_disks_of_all_devices_are_reported_and_survived(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     harness = Harness(tmp_path, {"rounds": 4})
     with full(tmp_path / "client-0"), full(tmp_path / "client-1"):
         for peer in harness.peers[2:]:

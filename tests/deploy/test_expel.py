@@ -110,7 +110,7 @@ def test_a_client_whose_size_changes_stays_at_work_on_the_map() -> None:
     assert client_map(records).state[1, 2] == client_map(records).state[0, 2]
 
 
-def test_a_device_that_returns_with_other_data_keeps_its_weight_and_that_is_told(
+def test_a_device_that_returns_with_other_data_keeps_its_weight_and_that_is_reported(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, {"rounds": 4})
@@ -267,7 +267,7 @@ def test_an_answer_of_an_expelled_client_is_refused(tmp_path: Path, log: pytest.
 
 
 @pytest.mark.parametrize("content", ["{", "3", '{"a": 1}', "[1]", "\xff"])
-def test_a_file_that_names_nobody_is_passed_over(tmp_path: Path, log: pytest.LogCaptureFixture, content: str) -> None:
+def test_a_file_that_names_nobody_is_ignored(tmp_path: Path, log: pytest.LogCaptureFixture, content: str) -> None:
     harness = Harness(tmp_path, {"rounds": 3})
     harness.run(until=harness.in_round(2))
     (tmp_path / "run" / EXPEL).write_bytes(content.encode("latin-1"))

@@ -145,7 +145,7 @@ def _times(count: int, status: int, route: str) -> Callable[[str, bytes], int]:
     return lambda path, _: left.pop() if path.endswith(route) and left else 0
 
 
-def test_an_error_of_the_superlink_is_waited_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_superlink_is_waited_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     link = SuperLink()
     with serving(link) as grid:
         box = _mailbox(grid)

@@ -84,7 +84,7 @@ def answered(
     return int(sent[0]["status"])
 
 
-def test_the_outer_door_leads_to_what_is_for_devices() -> None:
+def test_the_public_port_serves_what_is_for_devices() -> None:
     flower = Flower()
     listener = RequestFilter(flower, inner_port=INNER, parts=PARTS)
     assert answered(listener, "/v1/control/start-run") == 404

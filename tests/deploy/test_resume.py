@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     continues(harness)
 
 
-def test_rounds_that_are_run_again_are_told(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_rounds_that_are_run_again_are_reported(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     harness = stopped(tmp_path, 2)
     folder, kept = tmp_path / "run" / "checkpoint", tmp_path / "kept"
     shutil.copytree(folder, kept)

@@ -49,7 +49,7 @@ def reason(refused: Rejected | None) -> RejectReason | None:
         ({"version": True, "held": {1}}, RejectReason.UNKNOWN_VERSION),
     ],
 )
-def test_the_first_door(change: dict[str, Any], expected: RejectReason | None) -> None:
+def test_the_checks_before_decoding(change: dict[str, Any], expected: RejectReason | None) -> None:
     gate = screening()
     given = {"client": 7} | GOOD | change
     assert reason(gate.admit(**given)) is expected
@@ -72,7 +72,7 @@ def test_the_first_door(change: dict[str, Any], expected: RejectReason | None) -
         (Rejected(RejectReason.UNREADABLE, "w has no bytes"), RejectReason.UNREADABLE),
     ],
 )
-def test_the_second_door(sent: Tensors | Rejected, expected: RejectReason | None) -> None:
+def test_the_checks_of_the_content(sent: Tensors | Rejected, expected: RejectReason | None) -> None:
     gate = screening(norm_bound=10.0)
     assert reason(gate.judge(7, sent, BASE)) is expected
     assert gate.counts_of(7) == ({expected: 1} if expected else {})
@@ -140,7 +140,7 @@ def test_the_median_binds_after_the_warm_up_and_never_loosens_the_operators_boun
     assert gate.judge(3, update(20.0), BASE) is None
 
 
-def test_before_there_is_a_median_the_usual_norm_stands_in_for_it() -> None:
+def test_before_there_is_a_median_the_usual_norm_is_used() -> None:
     gate = screening(norm_multiple=2.0, warm_up=3)
     assert reason(gate.judge(0, update(10.5), BASE, usual=5.0)) is RejectReason.NORM
     assert gate.judge(0, update(10.0), BASE, usual=5.0) is None

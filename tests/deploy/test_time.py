@@ -77,7 +77,7 @@ def test_a_clock_that_goes_back_or_stands_still_does_no_harm(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
-def test_a_restart_goes_on_in_time_whatever_its_clock_says(tmp_path: Path, jump: float) -> None:
+def test_a_restart_continues_in_time_whatever_its_clock_says(tmp_path: Path, jump: float) -> None:
     """The clock of another process, or of the machine after a boot, has nothing to do with that of the last one."""
     harness = Harness(tmp_path, {"rounds": 6}, {"leave_after_s": 100.0})
     harness.run(until=harness.in_round(3))

@@ -146,7 +146,7 @@ def test_a_problem_that_is_missing_or_wrong_is_one_sentence_and_changes_nothing(
 
 
 @pytest.mark.parametrize("broken", [[6], [3, 6]])
-def test_a_damaged_checkpoint_is_told_and_the_run_comes_to_the_same_bytes(broken: list[int], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_run_has_the_same_bytes(broken: list[int], tmp_path: Path) -> None:
     simulate(PROBLEM, **GIVEN, out=tmp_path / "whole")
     stopped(tmp_path / "cut", 7)
     for number in broken:

@@ -232,7 +232,7 @@ def test_a_new_size_is_in_the_next_record_and_changes_nothing_but_weights() -> N
     assert record.weight.tolist() == [0.6]
 
 
-def test_a_new_size_of_who_has_just_come_or_is_away_is_told_once() -> None:
+def test_a_new_size_of_who_has_just_come_or_is_away_is_reported_once() -> None:
     safa = Safa([10, 10], fraction=0.3)
     safa.retire([1])
     safa.enrol([20])
@@ -272,7 +272,7 @@ def test_a_returning_client_of_fedasync_starts_from_the_latest_model() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_restored_protocol_goes_on_as_if_nothing_had_happened(name: str) -> None:
+def test_a_restored_protocol_continues_as_if_nothing_had_happened(name: str) -> None:
     original, restored = PROTOCOLS[name](np.ones(4)), PROTOCOLS[name](np.ones(4))
     three_rounds(original)
     restored.restore(original.snapshot())

@@ -71,7 +71,7 @@ def test_the_library_is_there_once_and_nothing_comes_from_outside() -> None:
     assert "default-src 'none'" in html
 
 
-def test_a_chart_travels_as_json() -> None:
+def test_a_chart_is_sent_as_json() -> None:
     html = page(Figure(chart(), "a", "b", "c"))
     spec = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)[0])
     assert spec["width"] == "container"

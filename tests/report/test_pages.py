@@ -53,7 +53,7 @@ def test_a_run_says_what_it_is() -> None:
     assert len(specs_of(page)) == 5  # no loss, no accuracy
 
 
-def test_a_deployment_is_told_by_its_devices_and_not_by_a_world(tmp_path: Path) -> None:
+def test_a_deployment_is_described_by_its_devices_and_not_by_a_world(tmp_path: Path) -> None:
     simulate("boston", clients=3, rounds=2, out=tmp_path / "run")
     roster = [{"name": f"device {name}", "size": 20.0, "details": {}} for name in "abc"]
     (tmp_path / "run" / "roster.json").write_text(json.dumps(roster))

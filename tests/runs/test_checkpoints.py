@@ -463,7 +463,7 @@ def test_every_damaged_file_has_its_sentence_and_the_older_checkpoint_is_used(ki
     assert run.load_checkpoint().rounds == 7
 
 
-def test_a_damaged_segment_of_both_generations_is_told_for_both(tmp_path: Path) -> None:
+def test_a_damaged_segment_of_both_generations_is_reported_for_both(tmp_path: Path) -> None:
     run = stopped(tmp_path, 7)
     name = min(segments_of(tmp_path, 6) & segments_of(tmp_path, 7))
     flip(tmp_path / "checkpoint" / name, -1)
@@ -472,7 +472,7 @@ def test_a_damaged_segment_of_both_generations_is_told_for_both(tmp_path: Path) 
     assert [name in problem for problem in found.problems] == [True, True]
 
 
-def test_the_format_before_is_told(tmp_path: Path) -> None:
+def test_the_format_before_is_reported(tmp_path: Path) -> None:
     from safa.runs.storage import write_sealed
 
     run = stopped(tmp_path, 1)
@@ -499,7 +499,7 @@ def test_only_files_of_checkpoints_are_removed(how: str, tmp_path: Path) -> None
     assert sorted(files(tmp_path)) == sorted(others)
 
 
-def test_a_folder_in_the_place_of_a_segment_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_segment_is_reported_before_anything_is_changed(tmp_path: Path) -> None:
     run = stopped(tmp_path, 2)
     (tmp_path / "checkpoint" / "rows-000077.safetensors").mkdir()
     before = files(tmp_path)

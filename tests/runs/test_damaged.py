@@ -264,7 +264,7 @@ def check(kind: str, folder: Path, number: int, how: str, counts: Counter[str]) 
 
 
 @pytest.mark.parametrize("kind", ["run", "fedbuff", "stopped", "sweep", "deployed", "halted"])
-def test_whatever_is_damaged_is_told_in_one_sentence(
+def test_whatever_is_damaged_is_reported_in_one_sentence(
     kind: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "_parser", functools.cache(cli._parser))  # which is a third of the time

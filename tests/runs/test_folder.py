@@ -130,7 +130,7 @@ def test_a_sealed_file_gives_back_every_type_and_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_full_disk_leaves_the_old_file_and_is_told_with_its_name(sealed: bool, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_and_is_reported_with_its_name(sealed: bool, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")
     (tmp_path / "file.part").symlink_to("/dev/full")

@@ -73,7 +73,7 @@ def test_rounds_that_train_nothing_name_no_threads() -> None:
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, 1), ({"threads": 3}, 3), ({"train": False}, 0)], ids=str)
-def test_a_run_of_a_sweep_takes_one_thread_unless_it_is_told(given: dict[str, Any], used: int) -> None:
+def test_a_run_of_a_sweep_takes_one_thread_unless_another_number_is_given(given: dict[str, Any], used: int) -> None:
     with torch_threads(2):
         assert run_one(Settings.of("boston", rounds=1, **given))["threads"] == used
         assert torch.get_num_threads() == 2

@@ -38,7 +38,7 @@ _STATE_OF = {Verdict.PICKED: State.PICKED, Verdict.UNDRAFTED: State.UNDRAFTED, V
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClientMap:
-    """Arrays of [rounds, clients]. Where several updates of a client came in, the last one that was taken stands."""
+    """Arrays of [rounds, clients]. Where several updates of a client came in, the last one that was taken counts."""
 
     rounds: Ids
     """The number of each round."""
@@ -131,7 +131,7 @@ class _Tracker:
         """Take in the next round: what each client did in it."""
         self._enrol(record)
         self._busy[record.sent] = True
-        self._held[record.sent] = record.sent_version  # the last one stands
+        self._held[record.sent] = record.sent_version  # the last one counts
         if record.trained >= record.clients:
             self._busy[self._enrolled] = True
         state = np.where(self._busy, State.TRAINING, State.IDLE).astype(np.int8)
@@ -142,7 +142,7 @@ class _Tracker:
         deprecated = np.zeros(self.known, dtype=np.bool_)
         deprecated[record.deprecated] = True
         there = (record.client >= 0) & (record.client < self.known)
-        for taken in (False, True):  # one that was taken stands over one that was refused
+        for taken in (False, True):  # one that was taken comes before one that was refused
             of_these = there & ((record.verdict != Verdict.REFUSED) == taken)
             client = record.client[of_these]
             state[client] = _STATES[record.verdict[of_these]]

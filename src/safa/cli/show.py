@@ -65,7 +65,7 @@ def _bar(*, weighed: bool) -> Progress:
 
 
 def print_names(title: str, summaries: Mapping[str, str]) -> None:
-    """Names with a line each on what they stand for."""
+    """Names with a line each on what they mean."""
     print_table([title, "summary"], list(summaries.items()))
 
 

@@ -94,7 +94,7 @@ class Corrected:
 
     @property
     def middle(self) -> float | None:
-        """What stands for the cell: the median of a time to target, the mean of everything else."""
+        """What is given for the cell: the median of a time to target, the mean of everything else."""
         return self.median if self.measure == "target_s" else self.mean
 
     @property

@@ -51,7 +51,7 @@ def summary_rows(found: Reproduction) -> list[list[str]]:
 
 
 def _mean_place(cells: Sequence[Comparison]) -> str:
-    """Where the printed figures stand among the worlds on average, of cells in which worlds differ."""
+    """Where the printed figures are among the worlds on average, of cells in which worlds differ."""
     places = [one.place for one in cells if one.spread[0] < one.spread[1]]
     return f"{sum(places) / len(places):.2f}" if places else ""
 

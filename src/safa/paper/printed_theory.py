@@ -30,7 +30,7 @@ def sigma(crash: float, turn: NDArray[np.int64]) -> Numbers:
 
 
 def chances(case: Case, crash_a: float, crash_b: float, rounds: int) -> Pair:
-    """Eq. 13 to 15 as they stand. They are said to hold from round 2 on; round 1 is given by the same formula."""
+    """Eq. 13 to 15 as they are printed. They are said to hold from round 2 on; round 1 is given by the same formula."""
     right = chances_in_closed_form(case, crash_a, crash_b, rounds)
     a = _of_one(crash_a, rounds) if case == Case.PRIORITY else right.a
     b = _of_one(crash_b, rounds) if case == Case.MIXED else right.b

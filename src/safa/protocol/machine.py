@@ -273,7 +273,7 @@ class Protocol(ABC):
         return refusal, answered
 
     def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
-        """For every event, whether it can be taken; the first reason that applies stands."""
+        """For every event, whether it can be taken; the first reason that applies is given."""
         known = (events.client >= 0) & (events.client < self.clients)
         client = np.where(known, events.client, 0)
         if not self.clients:
@@ -324,7 +324,7 @@ class Protocol(ABC):
         return record
 
     def record_so_far(self) -> RoundRecord:
-        """The record of the open round as it stands, where versions are made in mid-round (`answers_arrivals`).
+        """The record of the open round as it is, where versions are made in mid-round (`answers_arrivals`).
 
         What it says of an update, the record of the closed round says, too.
         """
@@ -455,7 +455,7 @@ def _first_of_each(clients: Ids) -> Ids:
 
 
 def _first_repetition(clients: Ids) -> int:
-    """How many clients stand before the first one that occurs a second time."""
+    """How many clients come before the first one that occurs a second time."""
     order = np.argsort(clients, kind="stable")
     again = order[1:][clients[order[1:]] == clients[order[:-1]]]
     return int(again.min()) if len(again) else len(clients)

@@ -1,10 +1,10 @@
 """The settings of a run, in one flat, frozen, checked object.
 
-Symbols of the paper stand next to the names that replace them here: `fraction` C, `crash_rate` cr, `lag_tolerance` tau,
+Symbols of the paper are next to the names that replace them here: `fraction` C, `crash_rate` cr, `lag_tolerance` tau,
 `rounds` r, `clients` m, `epochs` E, `batch_size` B, `lr` the learning rate, `round_limit_s` T_lim.
 
 A setting that is given must have an effect. Which protocols take it as a parameter is known from their constructors
-(`safa.protocol.registry`); what else it needs stands with it, as `needs`. One that has no effect in the run is refused,
+(`safa.protocol.registry`); what else it needs is in its `needs`. One that has no effect in the run is refused,
 unless it has its default value: a config file that a run wrote names all settings.
 """
 
@@ -54,7 +54,7 @@ def option(
     """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
 
     `limit` is for sizes that no machine can hold; a message names it only where it is exceeded. `needs` names other
-    settings, each with the values that they must have; None stands for a file that is not given.
+    settings, each with the values that they must have; None means a file that is not given.
     """
     metadata = {
         "help": help_text,

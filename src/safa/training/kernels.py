@@ -183,7 +183,7 @@ class OneByOne(Kernel):
         """Parameters on which the loss did not depend when gradients were computed last."""
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
-        """Client by client; samples of weight 0 are left out, so that batches of any size stand side by side."""
+        """Client by client; samples of weight 0 are left out, so that batches of any size can be computed together."""
         gradients = torch.zeros_like(rows)
         for row, gradient, x, y, weight in zip(rows, gradients, *step, strict=True):
             count = int(torch.count_nonzero(weight))

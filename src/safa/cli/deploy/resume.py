@@ -94,10 +94,10 @@ def check_same(arguments: argparse.Namespace, folder: Path) -> None:
 def _named_options(config: dict[str, Any], given: Mapping[str, Any], held: Settings) -> dict[str, Any]:
     """The own settings of protocol and aggregator, by the names that `Settings.values` has for them."""
     known = held.values()
-    given = dict(config.pop("protocol_options", {})) | dict(given)
-    own = {name: f"protocol.{name}" for name in given if f"protocol.{name}" in known}
+    given = {**config.pop("protocol_options", {}), **given}
+    own: dict[str, str] = {name: f"protocol.{name}" for name in given if f"protocol.{name}" in known}
     of_aggregator = config.pop("aggregator_options", {})
-    return {own[name] if name in own else name: value for name, value in given.items()} | {
+    return {own.get(name, name): value for name, value in given.items()} | {
         f"aggregator.{name}": value for name, value in of_aggregator.items()
     }
 

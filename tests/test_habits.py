@@ -139,7 +139,7 @@ def test_it_continues_where_it_was(stop_after: int) -> None:
     later = begun(ModelCache())
     for name, table in stopped.tables().items():
         later.tables()[name].restore(table.numbers, table.get(table.numbers))
-    kept = stopped.versions.table
+    kept = stopped.versions
     later.versions.restore(kept.numbers, kept.get(kept.numbers))
     later.restore(stopped.state())
     assert [make(later, [0, 1, 2], [value] * 3, Rule.CACHE) for value in values[stop_after:]] == whole[stop_after:]

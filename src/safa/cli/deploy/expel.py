@@ -9,12 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
+from safa.aggregation import registry as aggregators
 from safa.cli.deploy.common import add_command
 from safa.deploy.exchange.files import EXPEL
 from safa.deploy.exchange.text import printable
 from safa.deploy.launcher.link import FLOWER, Link
 from safa.errors import SafaError
-from safa.runs import Run, load_run, write_atomically
+from safa.protocol import registry as protocols
+from safa.runs import Run, Settings, load_run, write_atomically
 from safa.runs.lock import alone, is_launched
 
 __all__ = ["add_expel"]
@@ -39,14 +41,20 @@ def _expel(arguments: argparse.Namespace) -> None:
         write_atomically(folder / EXPEL, json.dumps(list(dict.fromkeys([*_to_expel(folder), *names]))).encode())
     kind = "local" if link.local else "server"
     when = "when the next round opens" if is_launched(folder) else f"with safa deploy {kind} --resume {folder}"
-    lines = [f"{', '.join(names)}: expelled {when}; from then on nothing of theirs is in the cache or accepted."]
-    if run.settings.protocol != "safa":
-        lines += [f"{run.settings.protocol} keeps no cache: what it has merged of theirs stays in the model."]
+    lines = [f"{', '.join(names)}: expelled {when}; from then on nothing of theirs is accepted."]
+    lines += ["Their entries count no more." if _has_entries(run.settings) else "What was merged of theirs stays."]
     if link.keys:
         files = ", ".join(str(Path(link.keys, "clients", f"{name}.pub")) for name in names)
         lines += [f"Their keys still open a connection; remove {files} to revoke them."]
     for line in lines:
         Console(highlight=False).print(line, soft_wrap=True, markup=False)
+
+
+def _has_entries(settings: Settings) -> bool:
+    """Whether the aggregator of a run has an entry per client, which can be left out of the sum."""
+    protocol = protocols.build(settings.protocol, [1.0], settings.values(), settings.protocol_options)
+    name = protocol.aggregator if settings.aggregator == "auto" else settings.aggregator
+    return aggregators.find(name).keeps_entries
 
 
 def _check_known(run: Run, names: list[str]) -> None:

@@ -151,3 +151,20 @@ def test_an_entry_point_must_name_a_protocol(install: Path) -> None:
     install_package(install, "wrong = math:pi")
     with pytest.raises(SafaError, match="does not name a Protocol"):
         find("wrong")
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_one_sentence(install: Path) -> None:
+    install_package(install, "patient = nowhere:Patient")
+    with pytest.raises(SafaError, match=r"the entry point 'patient' of safa\.protocols cannot be loaded: No module"):
+        find("patient")
+    assert find("safa") is Safa
+
+
+def test_what_a_foreign_constructor_raises_is_one_sentence(install: Path) -> None:
+    install_package(install, "patient = elsewhere:Patient")
+    with pytest.raises(SafaError, match="patient refuses its settings: can't multiply sequence"):
+        build("patient", [1.0], {"fraction": 0.5, "round_limit_s": 2.0}, {"patience": "long"})
+    with pytest.raises(SafaError, match="^fraction must be above 0"):
+        build("patient", [1.0], {"fraction": 5.0})
+    with pytest.raises(TypeError):  # of this package, it is a mistake that must be seen
+        build("safa", [1.0], {"fraction": "half"})

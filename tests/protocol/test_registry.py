@@ -164,7 +164,7 @@ def test_what_a_foreign_constructor_raises_is_one_sentence(install: Path) -> Non
     install_package(install, "patient = elsewhere:Patient")
     with pytest.raises(SafaError, match="patient refuses its settings: can't multiply sequence"):
         build("patient", [1.0], {"fraction": 0.5, "round_limit_s": 2.0}, {"patience": "long"})
-    with pytest.raises(SafaError, match="^fraction must be above 0"):
+    with pytest.raises(SafaError, match=r"^fraction must be above 0"):
         build("patient", [1.0], {"fraction": 5.0})
     with pytest.raises(TypeError):  # of this package, it is a mistake that must be seen
         build("safa", [1.0], {"fraction": "half"})

@@ -103,7 +103,7 @@ def test_many_clients_and_rounds_are_sampled() -> None:
     page = run_page(simulated("mnist", clients=3 * MAP_CLIENTS, rounds=3))
     said = text_of(page)
     assert "Shown are 500 of 1,500 clients" in said
-    assert "in 100 groups of like speed" in said
+    assert "into 100 groups of similar speed" in said
     page = run_page(simulated("boston", rounds=2 * MAP_ROUNDS + 1))
     assert "Shown is one round in 3" in text_of(page)
     chart = next(spec for spec in specs_of(page) if "params" in spec)

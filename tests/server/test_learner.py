@@ -337,3 +337,19 @@ def test_a_federation_may_begin_with_nobody(kind: Callable[..., Protocol]) -> No
     it.apply(protocol.close_round(now=2.0))
     updates = Fake().train(np.arange(2), START.repeat(2, 1), epochs=2)
     torch.testing.assert_close(it.model, 0.25 * updates[0] + 0.75 * updates[1])
+
+
+def test_a_model_that_an_aggregator_has_evaluated_is_not_evaluated_again() -> None:
+    settings = settings_for("safa")
+    it = learner(settings, aggregator=AsPrinted(aggregator_of(settings)))
+    asked, evaluate = list[Tensor](), it._evaluate
+
+    def counted(row: Tensor) -> tuple[float, float]:
+        asked.append(row)
+        return evaluate(row)
+
+    it._evaluate = counted
+    records = list(run_rounds(settings))
+    for record in records:
+        it.apply(record)
+    assert len(asked) == len(records)

@@ -113,11 +113,12 @@ class Learner:
         self._applied = 0  # of its picked updates, how many are applied already
         self._diverged = 0
         self._closed = 0  # the latest version when the last round closed
+        self._scores: list[tuple[Tensor, tuple[float, float]]] = []  # of models, the one asked for last at the end
         self.asked_for = 0
         """Updates that were asked for so far."""
         with torch_threads(threads):
             aggregator.begin(self.versions, sizes, memory_mb=memory_mb)
-            aggregator.prepare(evaluate=lambda row: evaluate(row)[0], train=source.train)
+            aggregator.prepare(evaluate=lambda row: self._score(row)[0], train=source.train)
 
     @property
     def clients(self) -> int:
@@ -148,7 +149,7 @@ class Learner:
                 self._keep_undrafted(record)
             loss = accuracy = None
             if self.versions.latest != self._closed and record.round % self._eval_every == 0:
-                loss, accuracy = self._evaluate(self.model)
+                loss, accuracy = self._score(self.model)
         diverged, self._diverged, self._applied, self._closed = self._diverged, 0, 0, self.versions.latest
         self._forget()
         return replace(record, diverged=diverged, loss=loss, accuracy=accuracy)
@@ -165,6 +166,16 @@ class Learner:
         new = picked[self._applied :]
         self._applied = len(picked)
         self._make_versions(self._queue + new, record)
+
+    def _score(self, row: Tensor) -> tuple[float, float]:
+        """Loss and accuracy of a model; an aggregator may have asked for those of one of the last two already."""
+        for place, (known, score) in enumerate(self._scores):
+            if known is row:
+                self._scores.append(self._scores.pop(place))
+                return score
+        score = self._evaluate(row)
+        self._scores = [*self._scores[-1:], (row, score)]
+        return score
 
     def _follow(self, record: RoundRecord) -> None:
         """Who came and who left since the last round; a new client holds the latest model."""

@@ -1,6 +1,6 @@
 """How accurate every aggregator and server optimiser is on digits, with and without hostile clients.
 
-    python benchmarks/aggregators.py [--rounds 30] [--seed 0]
+    python -m benchmarks.aggregators [--rounds 30] [--seed 0]
 
 20 clients whose data are drawn alike (iid), C = 0.3, 10% crashes; in the columns "hostile" one client in ten sends the
 negative of what its training changed, tenfold. Every number is the test accuracy after the last round of one run. A
@@ -13,12 +13,10 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-from torch import Tensor
+from tests.aggregation.hostile import with_hostile
 
 from safa import SafaError, Settings
 from safa.experiments.simulate import Experiment
-from safa.protocol.records import Ids
 
 PROTOCOLS = ("fedavg", "safa")
 CHOICES: dict[str, dict[str, Any]] = {
@@ -33,29 +31,9 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-class Hostile:
-    """A source of updates in which some clients send the negative of their delta, tenfold."""
-
-    def __init__(self, inner: Any, hostile: Ids) -> None:
-        self._inner, self._hostile = inner, hostile
-
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        """The updates of these clients."""
-        rows: Tensor = self._inner.updates(clients, bases, start)
-        bad = np.flatnonzero(np.isin(clients, self._hostile)).tolist()
-        rows[bad] = start[bad] - 10 * (rows[bad] - start[bad])
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 def accuracy(settings: Settings, *, hostile: bool) -> float:
     """The accuracy of the last model of a run."""
-    experiment = Experiment(settings)
-    if hostile:
-        learner: Any = experiment.server.learner
-        learner._source = Hostile(learner._source, np.arange(0, settings.clients, 10))
+    experiment = with_hostile(settings) if hostile else Experiment(settings)
     for _ in experiment.rounds():
         pass
     return float(experiment.summary()["last_accuracy"])

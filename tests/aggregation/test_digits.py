@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from torch import Tensor
 
 from safa import SafaError, Settings
 from safa.experiments.simulate import Experiment
-from safa.protocol.records import Ids
+from tests.aggregation.hostile import with_hostile
 
 CHOICES: list[dict[str, Any]] = [
     *({"server_optimiser": name} for name in ("momentum", "adagrad", "adam", "yogi")),
@@ -37,31 +35,6 @@ def accuracy_of(experiment: Experiment) -> float:
 @pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: next(iter(chosen.values())))
 def test_it_trains_digits(chosen: dict[str, Any], protocol: str) -> None:
     assert accuracy_of(Experiment(settings_of(protocol, **chosen))) > 0.7
-
-
-class Hostile:
-    """Some clients send the negative of their delta, tenfold."""
-
-    def __init__(self, inner: Any, hostile: Ids) -> None:
-        self._inner, self._hostile = inner, hostile
-        self.train = inner.train
-
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        rows: Tensor = self._inner.updates(clients, bases, start)
-        bad = np.flatnonzero(np.isin(clients, self._hostile)).tolist()
-        rows[bad] = start[bad] - 10 * (rows[bad] - start[bad])
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def with_hostile(settings: Settings) -> Experiment:
-    """One client in ten is hostile."""
-    experiment = Experiment(settings)
-    learner: Any = experiment.server.learner
-    learner._source = Hostile(learner._source, np.arange(0, settings.clients, 10))
-    return experiment
 
 
 @pytest.mark.slow

@@ -107,11 +107,9 @@ def test_an_entry_point_that_names_something_else_is_refused(monkeypatch: pytest
         registry.find("odd")
 
 
-def test_other_rooms_register_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_AGGREGATORS", dict(registry._AGGREGATORS))
-    monkeypatch.setattr(registry, "_OPTIMISERS", dict(registry._OPTIMISERS))
-    registry.register("other", f"{HERE}:Own", "something else")
-    registry.register_optimiser("around", f"{HERE}:Around", "nothing at all")
+def test_what_is_in_the_tables_is_listed_and_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._AGGREGATORS, "other", (f"{HERE}:Own", "something else"))
+    monkeypatch.setitem(registry._OPTIMISERS, "around", (f"{HERE}:Around", "nothing at all"))
     assert registry.available()["other"] == "something else"
     assert registry.optimisers()["around"] == "nothing at all"
     inner = registry.build("other", {}, {"share": 0.5})

@@ -14,8 +14,6 @@ from safa.aggregation.registry import (
     find_optimiser,
     optimisers,
     parameters,
-    register,
-    register_optimiser,
 )
 
 __all__ = [
@@ -30,6 +28,4 @@ __all__ = [
     "find_optimiser",
     "optimisers",
     "parameters",
-    "register",
-    "register_optimiser",
 ]

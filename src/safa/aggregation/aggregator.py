@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from safa.errors import MisuseError
 from safa.protocol.records import Ids, Rule
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Aggregator(ABC):
 
     def entries(self, clients: Ids) -> Tensor:
         """The entries of these clients, one row each, where there is an entry per client."""
-        raise NotImplementedError
+        raise MisuseError(f"{self.name} holds no entry per client")
 
     def references(self) -> set[int]:
         """The versions that are needed besides the latest."""

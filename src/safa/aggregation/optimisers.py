@@ -85,8 +85,14 @@ class _Adaptive(ServerOptimiser):
     """m := beta_1 m + (1 - beta_1) D; v by the method; w := w + eta m / (sqrt(v) + tau)."""
 
     def __init__(
-        self, inner: Aggregator, *, server_optimiser_lr: float, server_momentum: float, server_epsilon: float
+        self,
+        inner: Aggregator,
+        *,
+        server_optimiser_lr: float = 0.1,
+        server_momentum: float = 0.9,
+        server_epsilon: float = 1e-3,
     ) -> None:
+        """`server_epsilon` is tau of the paper, the degree of adaptivity."""
         super().__init__(inner, server_optimiser_lr=server_optimiser_lr, server_momentum=server_momentum)
         if not 0 < server_epsilon < float("inf"):
             raise SafaError(f"server_epsilon must be above 0 and finite, not {server_epsilon!r}")
@@ -113,22 +119,6 @@ class Adagrad(_Adaptive):
 
     name = "adagrad"
 
-    def __init__(
-        self,
-        inner: Aggregator,
-        *,
-        server_optimiser_lr: float = 0.1,
-        server_momentum: float = 0.9,
-        server_epsilon: float = 1e-3,
-    ) -> None:
-        """`server_epsilon` is tau of the paper, the degree of adaptivity."""
-        super().__init__(
-            inner,
-            server_optimiser_lr=server_optimiser_lr,
-            server_momentum=server_momentum,
-            server_epsilon=server_epsilon,
-        )
-
     def _second(self, before: Tensor, square: Tensor) -> Tensor:
         return before + square
 
@@ -145,7 +135,6 @@ class _Decaying(_Adaptive):
         server_beta2: float = 0.99,
         server_epsilon: float = 1e-3,
     ) -> None:
-        """`server_epsilon` is tau of the paper, the degree of adaptivity."""
         super().__init__(
             inner,
             server_optimiser_lr=server_optimiser_lr,

@@ -33,8 +33,6 @@ __all__ = [
     "is_own",
     "optimisers",
     "parameters",
-    "register",
-    "register_optimiser",
     "shared",
 ]
 
@@ -74,16 +72,6 @@ _OPTIMISERS: dict[str, tuple[str, str]] = {
     "yogi": ("safa.aggregation.optimisers:Yogi", "Yogi on the change of the global model (FedYogi)"),
 }
 """By name: where the class is, as module:Class, and what it does, in a line."""
-
-
-def register(name: str, where: str, summary: str) -> None:
-    """Add an aggregator of this package, which is at `where`, as "module:Class"."""
-    _AGGREGATORS[name] = where, summary
-
-
-def register_optimiser(name: str, where: str, summary: str) -> None:
-    """Add a server optimiser of this package, which is at `where`, as "module:Class"."""
-    _OPTIMISERS[name] = where, summary
 
 
 def available() -> dict[str, str]:

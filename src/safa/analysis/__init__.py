@@ -1,6 +1,22 @@
 """Metrics and theory, from records alone."""
 
 from safa.analysis.client_map import ClientMap, State
-from safa.analysis.metrics import CLIENT_METRICS, METRICS, Metrics, jain_index, measure
+from safa.analysis.metrics import METRICS, Metrics, all_metrics, client_metrics, jain_index, measure, score_metrics
+from safa.analysis.targets import TARGET_METRICS, Reached, Target, higher_is_better, reached
 
-__all__ = ["CLIENT_METRICS", "METRICS", "ClientMap", "Metrics", "State", "jain_index", "measure"]
+__all__ = [
+    "METRICS",
+    "TARGET_METRICS",
+    "ClientMap",
+    "Metrics",
+    "Reached",
+    "State",
+    "Target",
+    "all_metrics",
+    "client_metrics",
+    "higher_is_better",
+    "jain_index",
+    "measure",
+    "reached",
+    "score_metrics",
+]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safa.analysis.targets import TARGET_METRICS, Reached, Target, higher_is_better
 from safa.protocol.records import RoundRecord, Verdict
 
-__all__ = ["CLIENT_METRICS", "METRICS", "Metrics", "jain_index", "measure"]
+__all__ = ["METRICS", "Metrics", "all_metrics", "client_metrics", "jain_index", "measure", "score_metrics"]
 
 METRICS: dict[str, str] = {
     "round_length_s": "mean length of a round (Eq. 17)",
@@ -26,25 +27,40 @@ METRICS: dict[str, str] = {
     "bytes_up": "bytes sent by clients",
     "virtual_time_s": "when the last round closed",
     "diverged": "updates dropped for a NaN or an infinite number",
-    "best_accuracy": "best accuracy on the test set",
-    "best_loss": "lowest loss on the test set",
-    "last_accuracy": "accuracy of the last model",
-    "last_loss": "loss of the last model",
 }
-"""The metrics by name, with what each one says."""
+"""The metrics of every run by name, with what each one says."""
 
-CLIENT_METRICS: dict[str, str] = {
-    "client_accuracy_mean": "mean accuracy on the clients' own data",
-    "client_accuracy_spread": "its standard deviation over the clients",
-    "client_accuracy_worst_decile": "its mean over the worst-served tenth",
-}
-"""What `eval_clients` adds to the metrics, with what each one says."""
+
+def score_metrics(directions: Mapping[str, str]) -> dict[str, str]:
+    """The best and the last of each metric of a problem and of the loss, by name, with what each one says."""
+    names = {name: "highest" if higher_is_better(name, directions) else "lowest" for name in (*directions, "loss")}
+    best = {f"best_{name}": f"{extreme} {name} on the test set" for name, extreme in names.items()}
+    return best | {f"last_{name}": f"{name} of the last model" for name in names}
+
+
+def client_metrics(directions: Mapping[str, str]) -> dict[str, str]:
+    """What `eval_clients` adds: how the last model serves the clients, by the main metric or the loss."""
+    main = next(iter(directions), "loss")
+    return {
+        f"client_{main}_mean": f"mean {main} on the clients' own data",
+        f"client_{main}_spread": "its standard deviation over the clients",
+        f"client_{main}_worst_decile": "its mean over the worst-served tenth",
+    }
+
+
+def all_metrics(directions: Mapping[str, str]) -> dict[str, str]:
+    """Every metric that a run of a problem with these metrics can have, by name, with what each one says."""
+    return METRICS | score_metrics(directions) | TARGET_METRICS | client_metrics(directions)
 
 
 class Metrics:
     """Gathers the metrics of a run from its records, one after the other; needs no more memory than one round."""
 
-    def __init__(self) -> None:
+    def __init__(self, directions: Mapping[str, str] | None = None, target: Target | None = None) -> None:
+        """`directions` says of the problem's metrics whether higher or lower is better (see `Settings.metrics`)."""
+        self._directions = dict(directions or {})
+        self.reached = Reached(target) if target is not None else None
+        """How far the run is from its target, if it has one."""
         self._rounds = 0
         self._length_s = self._dist_s = 0.0
         self._sent = self._client_rounds = self._refused = 0
@@ -54,7 +70,8 @@ class Metrics:
         self._version = 0
         self._clients = 0
         self._diverged = 0
-        self._scores: list[tuple[float, float]] = []  # (loss, accuracy)
+        self.scores: list[dict[str, float]] = []
+        """Loss and metrics, by name, of every round that was evaluated."""
         self._merged = np.zeros(0, dtype=np.int64)
         self._kept = np.zeros(0, dtype=np.bool_)  # has an undrafted update that waits for the next aggregation
         self._buffered: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # (client, version) not made yet
@@ -75,8 +92,10 @@ class Metrics:
         self._bytes_up += record.bytes_up
         self._closed_s = record.closed_s
         self._diverged += record.diverged
-        if record.loss is not None and record.accuracy is not None:
-            self._scores.append((record.loss, record.accuracy))
+        if record.loss is not None:
+            self.scores.append({"loss": record.loss, **record.metrics})
+        if self.reached is not None:
+            self.reached.add(record)
         self._count_merged(record)
 
     def _count_merged(self, record: RoundRecord) -> None:
@@ -115,9 +134,9 @@ class Metrics:
         return self._merged.copy()
 
     def values(self) -> dict[str, Any]:
-        """The metrics so far, under the names in `METRICS`; None for what no model was evaluated for."""
+        """The metrics so far, under the names in `METRICS` and `score_metrics`; None where no model was evaluated."""
         rounds = max(1, self._rounds)
-        return {
+        values = {
             "round_length_s": self._length_s / rounds,
             "t_dist_s": self._dist_s / rounds,
             "sync_ratio": self._sent / max(1, self._client_rounds),
@@ -131,11 +150,16 @@ class Metrics:
             "bytes_up": self._bytes_up,
             "virtual_time_s": self._closed_s,
             "diverged": self._diverged,
-            "best_accuracy": max((accuracy for _, accuracy in self._scores), default=None),
-            "best_loss": min((loss for loss, _ in self._scores), default=None),
-            "last_accuracy": self._scores[-1][1] if self._scores else None,
-            "last_loss": self._scores[-1][0] if self._scores else None,
         }
+        return values | self._score_values() | (self.reached.values() if self.reached else {})
+
+    def _score_values(self) -> dict[str, float | None]:
+        """The best and the last of the loss and of each metric."""
+        names = (*self._directions, "loss")
+        found = {name: [score[name] for score in self.scores if name in score] for name in names}
+        best = {name: max if higher_is_better(name, self._directions) else min for name in names}
+        values = {f"best_{name}": best[name](scores, default=None) for name, scores in found.items()}
+        return values | {f"last_{name}": scores[-1] if scores else None for name, scores in found.items()}
 
 
 def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:
@@ -143,9 +167,9 @@ def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:
     return record.sent, record.client[record.verdict != Verdict.REFUSED], record.joined
 
 
-def measure(records: Iterable[RoundRecord]) -> dict[str, Any]:
-    """The metrics of a whole run."""
-    metrics = Metrics()
+def measure(records: Iterable[RoundRecord], directions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The metrics of a whole run; `directions` says of the problem's metrics whether higher or lower is better."""
+    metrics = Metrics(directions)
     for record in records:
         metrics.add(record)
     return metrics.values()

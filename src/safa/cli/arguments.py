@@ -52,19 +52,28 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool
         group.add_argument(
             flag,
             dest=item.name,
-            type=(lambda text: text.split(",")) if lists else (lambda text: [text]),
+            type=(lambda text: text.split(",")) if lists and item.metadata["is_list"] else (lambda text: [text]),
             default=argparse.SUPPRESS,
-            metavar="FILE" if item.metadata["is_file"] else _metavar(item.metadata["choices"], str(item.type)),
+            metavar="FILE" if item.metadata["is_file"] else _metavar(item),
             help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
         )
 
 
-def _metavar(choices: tuple[str, ...] | None, kind: str) -> str:
-    return "|".join(choices) if choices else {"int": "N", "float": "X", "bool": "yes|no"}.get(kind, "NAME")
+def _metavar(item: Any) -> str:
+    kind = {"int": "N", "float": "X", "bool": "yes|no"}.get(_kind(item), "NAME")
+    return "|".join(item.metadata["choices"] or [kind, *item.metadata["words"]])
 
 
-def _convert(text: str, name: str, kind: str) -> Any:
+def _kind(item: Any) -> str:
+    """The type of a setting, by the name of the first that it may have."""
+    return str(item.type).partition(" ")[0]
+
+
+def _convert(text: str, item: Any) -> Any:
     """The value of a setting from its text; what is allowed is checked by `Settings`."""
+    name, kind = item.name, _kind(item)
+    if text in item.metadata["words"]:
+        return text
     if kind == "bool":
         words = {"yes": True, "true": True, "no": False, "false": False}
         if text.lower() not in words:
@@ -75,7 +84,8 @@ def _convert(text: str, name: str, kind: str) -> Any:
     try:
         return int(text) if kind == "int" and text.lstrip("+-").isdigit() else float(text)
     except ValueError:
-        raise SafaError(f"{name} must be a number, not {text!r}") from None
+        words = "".join(f"{word} or " for word in item.metadata["words"])
+        raise SafaError(f"{name} must be {words}a number, not {text!r}") from None
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, list[Any]]:
@@ -86,7 +96,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, list[Any]]:
 def given_options(arguments: argparse.Namespace, kind: type[Any]) -> dict[str, list[Any]]:
     """The fields of such a dataclass that were given on the command line, each as a list of values."""
     return {
-        item.name: [_convert(part.strip(), item.name, str(item.type)) for part in getattr(arguments, item.name)]
+        item.name: [_convert(part.strip(), item) for part in getattr(arguments, item.name)]
         for item in fields(kind)
         if item.metadata and hasattr(arguments, item.name)
     }

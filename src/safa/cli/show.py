@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from safa.analysis import CLIENT_METRICS, METRICS
+from safa.analysis import all_metrics
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 
@@ -92,8 +92,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
         f"{settings.clock} clock, seed {settings.seed}.",
         soft_wrap=True,
     )
-    console.print(_metrics_table(values))
-    console.print(_times(values), soft_wrap=True)
+    console.print(_metrics_table(values, settings.metrics))
+    console.print(_times(values, settings), soft_wrap=True)
     console.print(
         f"Written to {writer.folder}; safa report {writer.folder} makes a page of it."
         if writer
@@ -102,20 +102,21 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     )
 
 
-def _metrics_table(values: dict[str, Any]) -> Table:
+def _metrics_table(values: dict[str, Any], directions: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
-    for name, meaning in (METRICS | CLIENT_METRICS).items():
+    for name, meaning in all_metrics(directions).items():
         if values.get(name) is not None:
             table.add_row(name, _number(values[name]), meaning)
     return table
 
 
-def _times(values: dict[str, Any]) -> str:
-    hours, wall_s, accuracy = values["virtual_time_s"] / 3600, values["wall_time_s"], values["last_accuracy"]
-    learnt = "" if accuracy is None else f" The model has an accuracy of {accuracy:.3f} on the test set."
+def _times(values: dict[str, Any], settings: Settings) -> str:
+    hours, wall_s, main = values["virtual_time_s"] / 3600, values["wall_time_s"], next(iter(settings.metrics), "loss")
+    last = values.get(f"last_{main}")
+    learnt = "" if last is None else f" On the test set the {main} of the last model is {last:.3f}."
     return f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
 
 
@@ -131,22 +132,31 @@ _SHOWN = {
     "futility": "futility",
     "starved": "starved",
     "fairness": "fairness",
-    "best_accuracy": "accuracy",
 }
 """The metrics in the table of a sweep, with their titles."""
+
+
+def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The columns of a sweep's table with their titles: the best of the main metric comes last."""
+    best = dict.fromkeys(name for row in rows for name in row if name.startswith("best_"))
+    found = next(iter(best), "best_loss")
+    return _SHOWN | {found: found.removeprefix("best_")}
 
 
 def print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
     """The runs of a sweep as a table: the settings that were varied, and the most important metrics."""
     names = [*(["task"] if several_tasks else []), *varied]
-    shown = {name: title for name, title in _SHOWN.items() if rows and rows[0][name] is not None}
+    shown = {name: title for name, title in _shown(rows).items() if any(row.get(name) is not None for row in rows)}
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, style="cyan")
     for title in shown.values():
         table.add_column(title, justify="right")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(str(row[name]) for name in names), *(_number(row[name]) for name in shown))
+        table.add_row(
+            *(str(row[name]) for name in names),
+            *("" if row.get(name) is None else _number(row[name]) for name in shown),
+        )
     console = _wide_console()
     console.print(table)
     if len(rows) > _MOST_ROWS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from safa.analysis import Metrics
 from safa.errors import SafaError
 from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
@@ -45,6 +46,7 @@ class Experiment:
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
         if settings.train:
             problem = problem or load_problem(settings.task)
+            self.settings = settings = replace(settings, metrics=problem.directions)
             self._learning, self._notes = _learning(settings, problem, self._fleet, protocol), _about(problem)
         self.server = Server(
             protocol,
@@ -52,6 +54,7 @@ class Experiment:
             rounds=settings.rounds,
             learner=self._learning.learner if self._learning else None,
             checkpoint_every=settings.checkpoint_every,
+            metrics=Metrics(settings.metrics, settings.target),
             notes=lambda: self._notes,
             repeats=True,
         )
@@ -68,7 +71,14 @@ class Experiment:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
-        return (record for record in self._records if record.round > self.server.finished)
+        if not self.is_over:
+            yield from (record for record in self._records if record.round > self.server.finished)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the target of the run has been held."""
+        reached = self.server.metrics.reached
+        return reached is not None and reached.held
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""
@@ -94,7 +104,10 @@ def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[Rou
     """Run an experiment to its end, a record a round, and write its folder as it goes."""
     experiment.server.writer = writer
     try:
-        yield from experiment.rounds()
+        for record in experiment.rounds():
+            yield record
+            if experiment.is_over:
+                break
     except BaseException:
         if writer is not None:
             writer.close()
@@ -142,7 +155,7 @@ def _check_first_round(run: Run) -> None:
         return
     if run.clients_at_start() == run.settings.clients:
         again = next(run_rounds(run.settings))
-        if replace(there, loss=None, accuracy=None, diverged=0).to_json() == again.to_json():
+        if replace(there, loss=None, metrics={}, diverged=0).to_json() == again.to_json():
             return
     raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")
 

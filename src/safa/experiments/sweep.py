@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safa.analysis import CLIENT_METRICS, METRICS
+from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
 from safa.experiments.simulate import Experiment
 from safa.experiments.workers import pool
@@ -101,8 +101,12 @@ def one_thread() -> Iterator[None]:
 def columns(runs: Sequence[Settings]) -> list[str]:
     """The columns of the table: settings first, then metrics."""
     names = dict.fromkeys(name for settings in runs for name in settings.values())
-    clients = CLIENT_METRICS if any(run.train and run.eval_clients for run in runs) else {}
-    return [*names, *METRICS, *clients, "wall_time_s"]
+    more: dict[str, str] = {}
+    for run in runs:
+        more |= score_metrics(run.metrics)
+        more |= TARGET_METRICS if run.until else {}
+        more |= client_metrics(run.metrics) if run.train and run.eval_clients else {}
+    return [*names, *METRICS, *more, "wall_time_s"]
 
 
 def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,7 @@ HOLD = 5
 """An accuracy counts as reached by the first round from which on it was held for so many rounds."""
 
 
+_SCORES = ("best_accuracy", "best_loss", "last_accuracy", "last_loss")
 _CURVES = ("closed_s", "loss", "accuracy")
 
 
@@ -125,10 +126,10 @@ def _read_row(line: bytes) -> dict[str, Any]:
 
 def _metrics(summary: Any) -> dict[str, Any]:
     """The metrics of a result, numbers as numbers; scores are there for all models or for none."""
-    if not isinstance(summary, dict) or not summary.keys() >= METRICS.keys() | PRINTED_TIMES.keys():
+    if not isinstance(summary, dict) or not summary.keys() >= {*METRICS, *PRINTED_TIMES, *_SCORES}:
         raise ValueError("summary must hold all metrics")
     found = {name: float(value) if value in ("inf", "-inf", "nan") else value for name, value in summary.items()}
-    scores = [found[name] for name in METRICS if name.endswith(("_loss", "_accuracy"))]
+    scores = [found.get(name) for name in _SCORES]
     has_none = [name for name, value in found.items() if value is None]
     wrong = [name for name, value in found.items() if value is not None and not _is_number(value)]
     if wrong or len(has_none) not in (0, len(scores)) or any(score is not None for score in scores if has_none):
@@ -173,7 +174,7 @@ def _carry_out(task: Job) -> dict[str, Any]:
             times.add(record)
             closed_s.append(record.closed_s)
             losses.append(record.loss)
-            accuracies.append(record.accuracy)
+            accuracies.append(record.metrics.get("accuracy"))
             if record.round == task.rounds:
                 summary = plain(experiment.summary() | times.values())
             if record.round >= task.rounds and (task.target is None or reached(accuracies, task.target) is not None):

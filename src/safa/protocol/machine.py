@@ -366,6 +366,7 @@ class Protocol(ABC):
             arrival_s=events.at_s,
             weight=weight,
             into=into,
+            work=np.ones(len(events)),
             crashed=np.flatnonzero(self._expected & ~self._awaited),
             joined=joined,
             joined_size=self.sizes[joined],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Self
 
@@ -79,7 +79,7 @@ class EndedBy(StrEnum):
 class RoundRecord:
     """One closed round, as the server saw it, with what the edge around the protocol measured.
 
-    The arrays `client`, `base`, `verdict`, `refusal`, `arrival_s`, `weight` and `into` have one element per update
+    The arrays `client`, `base`, `verdict`, `refusal`, `arrival_s`, `weight`, `into` and `work` have one element per update
     that came in, in order of arrival.
     """
 
@@ -117,6 +117,8 @@ class RoundRecord:
     """Its coefficient under `rule`; 0 where it was not picked (an undrafted entry keeps its share of the cache)."""
     into: Ids
     """The global version that it goes into, -1 where none."""
+    work: NDArray[np.float64]
+    """The share of its full local work that the client was asked for, above 0 and at most 1."""
     crashed: Ids
     """Whose work was cut short in this round."""
     joined: Ids
@@ -137,7 +139,8 @@ class RoundRecord:
     """Updates that were dropped after training because they held a NaN or an infinite number."""
     loss: float | None = None
     """Loss of the global model on the test set after the round, where it was evaluated."""
-    accuracy: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The problem's metrics of that model on the test set, by name; empty where it was not evaluated."""
 
     def __post_init__(self) -> None:
         for name in _ARRAYS:
@@ -244,9 +247,13 @@ def _checked_field(name: str, kind: str, value: Any) -> Any:
         if value not in list(_CHOICES[name]):
             raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}")
         return _CHOICES[name](value)
-    if kind == "float | None":  # a score; that of a model that diverged may be any number
-        if value is not None and (type(value) not in (int, float) or (type(value) is int and abs(value) > _MOST)):
+    if kind == "float | None":
+        if value is not None and not _is_score(value):
             raise ValueError(f"{name} must be a number or null, not {_shown(value)}")
+        return value
+    if name == "metrics":
+        if not isinstance(value, dict) or not all(map(_is_score, value.values())):
+            raise ValueError(f"metrics must be numbers by name, not {_shown(value)}")
         return value
     whole = kind == "int"
     if type(value) not in ((int,) if whole else (int, float)):
@@ -254,6 +261,11 @@ def _checked_field(name: str, kind: str, value: Any) -> Any:
     if not 0 <= value < (_MOST if whole else _LONGEST):
         raise ValueError(f"{name} must be at least 0 and finite, not {_shown(value)}")
     return value
+
+
+def _is_score(value: Any) -> bool:
+    """Whether it can be a loss or a metric; that of a model that diverged may be any number."""
+    return type(value) is float or (type(value) is int and abs(value) <= _MOST)
 
 
 def _checked_array(name: str, value: Any) -> NDArray[Any]:
@@ -280,8 +292,10 @@ def _check_updates(record: RoundRecord) -> None:
         raise ValueError(f"round must be at least 1, not {record.round}")
     if record.closed_s < record.opened_s:
         raise ValueError(f"closed_s must not be before opened_s, {record.opened_s}, not {record.closed_s}")
-    if (record.loss is None) != (record.accuracy is None):
-        raise ValueError("loss and accuracy must both be numbers, or both null")
+    if record.loss is None and record.metrics:
+        raise ValueError("metrics must be empty where loss is null")
+    if len(record.work) and record.work.min() <= 0:
+        raise ValueError("work must be above 0")
     refused = record.verdict == Verdict.REFUSED
     if not np.array_equal(refused, record.refusal != Refusal.NONE):
         raise ValueError("refusal must be above 0 where verdict is 2, and only there")
@@ -329,7 +343,7 @@ _CLIENTS = 0, 2**63 - 1
 _NUMBERS = -_LONGEST, _LONGEST
 _CHOICES: dict[str, type[Rule] | type[EndedBy]] = {"rule": Rule, "ended_by": EndedBy}
 _GROUPS = (
-    ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into"),
+    ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into", "work"),
     ("sent", "sent_version"),
     ("joined", "joined_size"),
 )
@@ -344,6 +358,7 @@ _ARRAYS: dict[str, tuple[type, float, float]] = {
     "arrival_s": (np.float64, *_NUMBERS),
     "weight": (np.float64, *_NUMBERS),
     "into": (np.int64, -1, 2**63 - 1),
+    "work": (np.float64, 0, 1),
     "crashed": (np.int64, *_CLIENTS),
     "joined": (np.int64, *_CLIENTS),
     "joined_size": (np.float64, 0, _LONGEST),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis import METRICS, Metrics
+from safa.analysis import Metrics, all_metrics
 from safa.analysis.client_map import State, client_map, lag, turnaround_s
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.report import figures
@@ -40,16 +40,19 @@ def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     """The sections of a run's page, for pages that contain more."""
-    seen = _Seen.of(run.records())
+    seen = _Seen.of(run.records(), Metrics(run.settings.metrics, run.settings.target))
     state = _state(run, len(seen.rows))
     if not seen.rows:
         return [Section("Summary", [Words(state)]), _settings(run.settings)]
     order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
     time = "virtual time" if run.roster() is None else "time"
     return [
-        Section("Summary", [Words(state), Facts(_facts(run.summary or seen.metrics.values()))]),
+        Section(
+            "Summary",
+            [Words(state), Facts(_facts(run.summary or seen.metrics.values(), all_metrics(run.settings.metrics)))],
+        ),
         *_devices(run),
-        Section("Learning", _learning(seen.rows, run.settings.train, time)),
+        Section("Learning", _learning(seen.rows, run.settings, time)),
         Section("Clients and rounds", [_map(run, order, by)]),
         Section("Rounds", [_lengths(seen.rows)]),
         Section("Versions", _versions(seen)),
@@ -92,15 +95,15 @@ def _state(run: Run, rounds: int) -> str:
 class _Seen:
     """What one pass over the records collects; its size does not depend on the number of clients."""
 
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
     rows: list[dict[str, Any]] = field(default_factory=list)
     lags: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     own: bool = False
     """Whether clients train their own models, so that versions have no meaning."""
 
     @classmethod
-    def of(cls, records: Iterator[RoundRecord]) -> _Seen:
-        seen = cls()
+    def of(cls, records: Iterator[RoundRecord], metrics: Metrics) -> _Seen:
+        seen = cls(metrics)
         for record in records:
             seen.metrics.add(record)
             taken = record.verdict != Verdict.REFUSED
@@ -118,7 +121,7 @@ def _row(record: RoundRecord, bases: Ids) -> dict[str, Any]:
     return {
         "round": record.round, "closed_s": record.closed_s, "length_s": round(record.length_s, 3),
         "t_dist_s": round(record.distribution_s, 3), "ended by": str(record.ended_by), "version": record.version,
-        "low": low, "middle": middle, "high": high, "loss": record.loss, "accuracy": record.accuracy,
+        "low": low, "middle": middle, "high": high, "loss": record.loss, **record.metrics,
     }  # fmt: skip
 
 
@@ -127,10 +130,10 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows[:: -(-len(rows) // _POINTS)]) if rows else []
 
 
-def _facts(values: dict[str, Any]) -> list[Fact]:
+def _facts(values: dict[str, Any], meanings: Mapping[str, str]) -> list[Fact]:
     """The metrics, and what was refused."""
     return [
-        Fact(name, value_of(name, value), METRICS.get(name, ""))
+        Fact(name, value_of(name, value), meanings.get(name, ""))
         for name, value in values.items()
         if value is not None and not isinstance(value, dict)
     ] + [
@@ -153,16 +156,16 @@ def _devices(run: Run) -> list[Section]:
     return [Section("Devices", [Table(["client", "name", "n_k"], rows, caption="The clients, in order of enrolment")])]
 
 
-def _learning(rows: Sequence[dict[str, Any]], trained: bool, time_word: str) -> list[Block]:
+def _learning(rows: Sequence[dict[str, Any]], settings: Settings, time_word: str) -> list[Block]:
     scored = [row for row in rows if row["loss"] is not None and np.isfinite(row["loss"])]
     if not scored:
-        reason = "No model has been evaluated yet" if trained else "No model was trained"
-        return [Words(f"{reason}, so there is no loss and no accuracy to show.")]
+        reason = "No model has been evaluated yet" if settings.train else "No model was trained"
+        return [Words(f"{reason}, so there is nothing to show.")]
     size, unit = time_unit(scored[-1]["closed_s"])
     points = [row | {"time": row["closed_s"] / size} for row in _thinned(scored)]
     time = Axis("time", f"{time_word}, {unit}", ".4~r")
     blocks: list[Block] = []
-    for what in ("accuracy", "loss"):
+    for what in (*settings.metrics, "loss"):
         first, last = scored[0][what], scored[-1][what]
         for x, over in ((_ROUND, "rounds"), (time, time_word)):
             also = [time if x is _ROUND else _ROUND]

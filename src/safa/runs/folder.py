@@ -329,8 +329,7 @@ def _is_metric(name: str, value: Any) -> bool:
         return all(type(count) is int and 0 <= count < 2**63 for count in value.values())
     if value is None or value in ("inf", "-inf", "nan"):
         return True
-    is_score = name not in METRICS or name.endswith(("_loss", "_accuracy"))  # which may be negative
-    return _is_number(value) and (is_score or value >= 0)
+    return _is_number(value) and (name not in METRICS or value >= 0)  # a score may be negative
 
 
 def _is_number(value: Any) -> bool:

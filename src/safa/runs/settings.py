@@ -17,20 +17,21 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from safa.errors import SafaError
+from safa.analysis.targets import Target
+from safa.errors import MisuseError, SafaError
 from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
 from safa.tasks import Task, check_partition, find_task
-from safa.vocabulary import FAULT_MODELS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
+from safa.vocabulary import FAULT_MODELS, FLEETS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
 
 __all__ = ["CLOCKS", "FORMAT", "Settings", "as_toml", "checked", "option", "refuse_unused"]
 
 CLOCKS = ("causal", "paper")
-FORMAT = "safa run 1"
+FORMAT = "safa run 2"
 """What the first line of the config.toml in a run's folder says: what wrote it, and in which format."""
 
 _LARGEST_WHOLE = 2**63 - 1
@@ -49,12 +50,15 @@ def option(
     below: float | None = None,
     limit: int = _LARGEST_WHOLE,
     is_file: bool = False,
-    needs: Mapping[str, tuple[str | bool | None, ...]] | None = None,
+    words: tuple[str, ...] = (),
+    is_list: bool = True,
+    needs: Mapping[str, tuple[str | bool | int | None, ...]] | None = None,
 ) -> Any:
     """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
 
     `limit` is for sizes that no machine can hold; a message names it only where it is exceeded. `needs` names other
-    settings, each with the values that they must have; None means a file that is not given.
+    settings, each with the values that they must have; None means a file that is not given. `words` are texts that may
+    be given in place of a number. Without `is_list`, a sweep does not part the value at its commas.
     """
     metadata = {
         "help": help_text,
@@ -67,6 +71,8 @@ def option(
         "below": below,
         "limit": limit,
         "is_file": is_file,
+        "words": words,
+        "is_list": is_list,
         "needs": needs or {},
     }
     if default is None and not is_file:
@@ -83,6 +89,7 @@ _DRAWN_SPEEDS = {"speeds": (None,)}
 _SAME_LINKS = {"links": (None,)}
 _HINGE = {"staleness": ("hinge",)}
 _TRAINING = {"train": (True,)}
+_EPOCHS = {"local_steps": (0,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +104,32 @@ class Settings:
     )  # fmt: skip
     seed: int = option(0, "the seed of the world; same seed, same world for every protocol", group=_RUN, least=0)
 
+    until: str = option(
+        "", "end the run when a target has been held: METRIC=VALUE, or METRIC=VALUE,held=ROUNDS", group=_RUN,
+        is_list=False, needs=_TRAINING,
+    )  # fmt: skip
+
     fraction: float = option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
     lag_tolerance: int = option(
         5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1
     )
     rounds: int = option(None, "r: how many rounds", group=_WORK, least=1, limit=1_000_000_000)
     clients: int = option(None, "m: how many clients", group=_WORK, least=1, limit=100_000_000)
-    epochs: int = option(None, "E: passes over its data that a client makes for one update", group=_WORK, least=1)
+    epochs: int = option(
+        None, "E: passes over its data that a client makes for one update", group=_WORK, least=1, needs=_EPOCHS
+    )
+    local_steps: int = option(
+        0, "mini-batch steps that a client makes for one update, instead of epochs (0: epochs)", group=_WORK, least=0
+    )
     batch_size: int = option(None, "B: samples in a mini-batch", group=_WORK, least=1)
-    lr: float = option(None, "the learning rate", group=_WORK, above=0, below=math.inf)
+    lr: float | Literal["auto"] = option(
+        None, "the learning rate; auto: found by a short range test before the first round", group=_WORK, above=0,
+        below=math.inf, words=("auto",),
+    )  # fmt: skip
+    schedule: str = option(
+        "constant", "the learning rate by round: constant, cosine, step:EVERY:FACTOR, warmup:ROUNDS, several joined by "
+        "+, or your own, package.module:function", group=_WORK,
+    )  # fmt: skip
     round_limit_s: float = option(
         None, "T_lim: when a round is closed at the latest, in seconds (inf: never)", group=_WORK, flag="--round-limit",
         above=0,
@@ -127,6 +151,10 @@ class Settings:
     detection_delay_s: float = option(
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
         flag="--detection-delay", least=0, needs=_CAUSAL,
+    )  # fmt: skip
+    fleet: str = option(
+        "paper", "speeds and links: paper (as the options below say), phones, two-speed or lognormal", group=_WORLD,
+        choices=FLEETS,
     )  # fmt: skip
     mean_size: float = option(
         None, "mean number of samples that a client holds", group=_WORLD, least=1, most=1e9, needs=_DRAWN_SIZES
@@ -230,8 +258,10 @@ class Settings:
     )  # fmt: skip
 
     partition: str = option(
-        "contiguous", "who holds which samples: contiguous (the paper), iid, dirichlet:ALPHA or shards:N", group=_LEARN
-    )
+        "contiguous", "who holds which samples; `safa partitions` lists the ways. A task whose data are its clients' "
+        "own has natural by default", group=_LEARN,
+    )  # fmt: skip
+    shuffle: bool = option(False, "whether a client goes through its samples in a new order every epoch", group=_LEARN)
     trainer: str = option(
         "batched", "batched: many clients at once; serial: one after the other, slow, the oracle", group=_LEARN,
         choices=TRAINERS,
@@ -244,6 +274,11 @@ class Settings:
     )  # fmt: skip
     optimiser: str = option("sgd", "the clients' optimiser", group=_LEARN, choices=OPTIMISERS)
     momentum: float = option(0.0, "momentum of SGD", group=_LEARN, least=0, below=1, needs={"optimiser": ("sgd",)})
+    nesterov: bool = option(False, "Nesterov's momentum", group=_LEARN, needs={"optimiser": ("sgd",)})
+    clip: float = option(
+        0.0, "the largest norm of a gradient; longer ones are cut to it (0: none is)", group=_LEARN, least=0,
+        below=math.inf,
+    )  # fmt: skip
     weight_decay: float = option(0.0, "weight decay of the clients' optimiser", group=_LEARN, least=0, most=1e30)
     proximal: float = option(
         0.0, "mu of FedProx: pulls clients back to where they started", group=_LEARN, least=0, most=1e30
@@ -256,6 +291,8 @@ class Settings:
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)
     train: bool = field(default=True)
     """Whether a model is trained, or the rounds are simulated only."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """The metrics of the problem, the main one first: "higher" or "lower", whichever is better. A run fills it in."""
     aggregator_options: Mapping[str, Any] = field(default_factory=dict)
     """The own settings of another package's aggregator, by the names of its parameters."""
     protocol_options: Mapping[str, Any] = field(default_factory=dict)
@@ -307,7 +344,7 @@ class Settings:
         return bool(harmless) and getattr(self, name) not in harmless
 
     def __post_init__(self) -> None:
-        for name in ("task", "protocol", "aggregator", "server_optimiser"):
+        for name in ("task", "protocol", "aggregator", "server_optimiser", "until", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise SafaError(f"{name} must be text, not {getattr(self, name)!r}")
         if not isinstance(self.train, bool):
@@ -357,6 +394,18 @@ class Settings:
             if getattr(self, other) not in allowed
         ]
 
+    @property
+    def target(self) -> Target | None:
+        """What ends the run before its last round, if anything does."""
+        return Target.parse(self.until, self.metrics) if self.until else None
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate as a number; `auto` has been replaced by one before anybody trains."""
+        if isinstance(self.lr, str):
+            raise MisuseError("the learning rate has not been found yet")
+        return self.lr
+
     def values(self) -> dict[str, Any]:
         """All settings by name; a protocol's own settings are called `protocol.NAME`."""
         run = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _TABLES}
@@ -394,8 +443,8 @@ class Settings:
 
 
 _AGGREGATOR = "aggregator."
-_TABLES = {"protocol_options": "protocol", "aggregator_options": "aggregator"}
-"""Settings that are tables of the own settings of a protocol or an aggregator, and what their names are put behind."""
+_TABLES = {"metrics": "metric", "protocol_options": "protocol", "aggregator_options": "aggregator"}
+"""Settings that are tables: metrics, the own settings of a protocol or an aggregator; what their names are put behind."""
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}
 _OF_EVERY_RUN = ("rounds",)
 """Settings that some protocol takes, and that every run uses besides."""
@@ -412,6 +461,7 @@ def _defaults(task: Task) -> dict[str, Any]:
         "round_limit_s": task.round_limit_s,
         "speed_floor": task.speed_floor,
         "mean_size": task.samples / task.clients,
+        "metrics": dict(task.metrics),
     }
 
 
@@ -448,18 +498,22 @@ def checked(name: str, value: Any, item: Any) -> Any:
         return None if value is None else str(value)
     if allowed["choices"] is not None and value not in allowed["choices"]:
         raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
-    if item.type == "bool" and not isinstance(value, bool):
+    if value in allowed["words"]:
+        return value
+    kind = str(item.type).partition(" ")[0]
+    if kind == "bool" and not isinstance(value, bool):
         raise SafaError(f"{name} must be true or false, not {value!r}")
-    if item.type == "str" and not isinstance(value, str):
+    if kind == "str" and not isinstance(value, str):
         raise SafaError(f"{name} must be text, not {value!r}")
-    return _checked_number(name, value, item) if item.type in ("int", "float") else value
+    return _checked_number(name, value, item) if kind in ("int", "float") else value
 
 
 def _checked_number(name: str, value: Any, item: Any) -> int | float:
     whole = item.type == "int"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and isinstance(value, float) and not value.is_integer()):
-        raise SafaError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
+        words = "".join(f"{word} or " for word in item.metadata["words"])
+        raise SafaError(f"{name} must be {words}a {'whole ' if whole else ''}number, not {value!r}")
     above, least, most, below, limit = (item.metadata[key] for key in ("above", "least", "most", "below", "limit"))
     if most is None and (whole or isinstance(value, int)) and value > limit:
         most = limit

@@ -25,7 +25,7 @@ from safa.aggregation import Aggregator, Step, Updates
 from safa.aggregation.rows import RowTable, Versions, give_back_memory, rows_that_fit
 from safa.errors import SafaError
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
-from safa.training import torch_threads
+from safa.training import Score, torch_threads
 
 __all__ = ["Learner", "UpdateSource"]
 
@@ -93,12 +93,12 @@ class Learner:
         start: Tensor,
         sizes: NDArray[np.float64],
         *,
-        evaluate: Callable[[Tensor], tuple[float, float]],
+        evaluate: Callable[[Tensor], Score],
         eval_every: int = 1,
         memory_mb: float = 4096.0,
         threads: int = 0,
     ) -> None:
-        """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the test loss and accuracy of a model.
+        """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the loss and the metrics of a model on the test set.
 
         `threads` is how many torch computes a round with (0: as many as it has).
         """
@@ -113,12 +113,12 @@ class Learner:
         self._applied = 0  # of its picked updates, how many are applied already
         self._diverged = 0
         self._closed = 0  # the latest version when the last round closed
-        self._scores: list[tuple[Tensor, tuple[float, float]]] = []  # of models, the one asked for last at the end
+        self._scores: list[tuple[Tensor, Score]] = []  # of models, the one asked for last at the end
         self.asked_for = 0
         """Updates that were asked for so far."""
         with torch_threads(threads):
             aggregator.begin(self.versions, sizes, memory_mb=memory_mb)
-            aggregator.prepare(evaluate=lambda row: self._score(row)[0], train=source.train)
+            aggregator.prepare(evaluate=lambda row: self._score(row).loss, train=source.train)
 
     @property
     def clients(self) -> int:
@@ -142,17 +142,18 @@ class Learner:
             self._apply(record)
 
     def apply(self, record: RoundRecord) -> RoundRecord:
-        """Bring the global model up to date with a round; the record comes back with loss and accuracy."""
+        """Bring the global model up to date with a round; the record comes back with loss and metrics."""
         with torch_threads(self._threads):
             self._apply(record)
             if not self._aggregator.trains_own_models:
                 self._keep_undrafted(record)
-            loss = accuracy = None
+            score = None
             if self.versions.latest != self._closed and record.round % self._eval_every == 0:
-                loss, accuracy = self._score(self.model)
+                score = self._score(self.model)
         diverged, self._diverged, self._applied, self._closed = self._diverged, 0, 0, self.versions.latest
         self._forget()
-        return replace(record, diverged=diverged, loss=loss, accuracy=accuracy)
+        learnt = replace(record, diverged=diverged)
+        return learnt if score is None else replace(learnt, loss=score.loss, metrics=score.metrics)
 
     def _apply(self, record: RoundRecord) -> None:
         if record.round != self._round:
@@ -167,8 +168,8 @@ class Learner:
         self._applied = len(picked)
         self._make_versions(self._queue + new, record)
 
-    def _score(self, row: Tensor) -> tuple[float, float]:
-        """Loss and accuracy of a model; an aggregator may have asked for those of one of the last two already."""
+    def _score(self, row: Tensor) -> Score:
+        """Loss and metrics of a model; an aggregator may have asked for those of one of the last two already."""
         for place, (known, score) in enumerate(self._scores):
             if known is row:
                 self._scores.append(self._scores.pop(place))

@@ -51,10 +51,13 @@ class Server:
         inbox: Inbox | None = None,
         writer: RunWriter | None = None,
         checkpoint_every: int = 1,
+        metrics: Metrics | None = None,
         notes: Callable[[], Mapping[str, str]] = dict,
         repeats: bool = False,
     ) -> None:
-        """`inbox` is where received updates go, if clients are not simulated.
+        """`metrics` are to be gathered from the rounds; without, those that every run has.
+
+        `inbox` is where received updates go, if clients are not simulated.
 
         `notes` gives what else a checkpoint is to hold, as text by name.
 
@@ -62,7 +65,7 @@ class Server:
         """
         self.protocol, self.learner, self.inbox, self.writer = protocol, learner, inbox, writer
         self.seed, self.rounds = seed, rounds
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.finished = 0
         """Rounds that were finished before this object took over; where they are repeated, nothing is made of them."""
         self._checkpoint_every, self._notes, self._repeats = checkpoint_every, notes, repeats

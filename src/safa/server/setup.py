@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation import Aggregator, registry
-from safa.analysis import CLIENT_METRICS
+from safa.analysis import client_metrics, higher_is_better
 from safa.protocol import Protocol
 from safa.runs import Settings
 from safa.server.inbox import Inbox
@@ -49,7 +49,7 @@ class Learning:
         """Clients are simulated and train on `shards`, or, without, deployed and send their updates to the `inbox`."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
         device = find_device(settings.device)
-        self._threads, self._shards = settings.threads, shards or ()
+        self._threads, self._shards, self._directions = settings.threads, shards or (), problem.directions
         module = problem.start_model(settings.seed)
         self.layout = Layout(module)
         start = self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device)
@@ -76,9 +76,11 @@ class Learning:
         return {name: tensor.contiguous().cpu() for name, tensor in self.layout.state(self.learner.model).items()}
 
     def per_client(self) -> dict[str, float]:
-        """How the last model serves the clients: mean, spread, and the mean of the worst tenth."""
+        """How the last model serves the clients: mean, spread, and the mean of the worst tenth of the main metric."""
         with torch_threads(self._threads):
-            accuracies = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
-        worst = accuracies[: max(1, len(accuracies) // 10)]
-        values = float(accuracies.mean()), float(accuracies.std()), float(worst.mean())
-        return dict(zip(CLIENT_METRICS, values, strict=True))
+            scores = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
+        main = next(iter(self._directions), "loss")
+        ordered = scores if higher_is_better(main, self._directions) else scores[::-1]
+        worst = ordered[: max(1, len(ordered) // 10)]
+        values = float(scores.mean()), float(scores.std()), float(worst.mean())
+        return dict(zip(client_metrics(self._directions), values, strict=True))

@@ -31,7 +31,7 @@ def load() -> Problem:
     return Problem(
         model=lambda: zero_linear(_FEATURES),
         loss=loss,
-        accuracy=closeness,
+        metrics={"accuracy": closeness},
         train=train,
         test=test,
         kernel="linear_mse",

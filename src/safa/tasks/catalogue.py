@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,8 @@ class Task:
     round_limit_s: float
     speed_floor: float
     """The slowest speed that was let into the fleet, in mini-batches per second."""
+    metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "higher"})
+    """The metrics of its problem, the main one first: "higher" or "lower", whichever is better."""
     load: Callable[[], Problem]
     """Reads the data, and downloads them where they are not there yet."""
 
@@ -157,6 +159,7 @@ def task_of(problem: Problem, name: str) -> Task:
         lr=0.01,
         round_limit_s=math.inf,
         speed_floor=0.05,
+        metrics=problem.directions,
         load=lambda: problem,
     )
 

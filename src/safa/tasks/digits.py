@@ -29,7 +29,7 @@ def load() -> Problem:
         images = torch.from_numpy(arrays["images"]).float().unsqueeze(1) / _BRIGHTEST
         labels = torch.from_numpy(arrays["labels"]).long()
     train, test = first_part(images, labels)
-    return Problem(model=network, loss=cross_entropy, accuracy=share_right, train=train, test=test)
+    return Problem(model=network, loss=cross_entropy, metrics={"accuracy": share_right}, train=train, test=test)
 
 
 def network() -> nn.Sequential:

@@ -33,7 +33,7 @@ def load() -> Problem:
     return Problem(
         model=lambda: zero_linear(features.shape[1]),
         loss=loss,
-        accuracy=share_right_side,
+        metrics={"accuracy": share_right_side},
         train=train,
         test=test,
         kernel="linear_squared_hinge",

@@ -47,7 +47,7 @@ def load() -> Problem:
     return Problem(
         model=PaperCNN,
         loss=nll_loss,
-        accuracy=share_right,
+        metrics={"accuracy": share_right},
         train=_part("train"),
         test=_part("t10k"),
         kernel="paper_cnn",

@@ -1,7 +1,7 @@
 """Training: the local work of clients, many at once or one after the other. Decides nothing about a round."""
 
 from safa.training.attempt import Attempt
-from safa.training.evaluation import Evaluator
+from safa.training.evaluation import Evaluator, Score
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser
 from safa.training.threads import torch_threads
@@ -14,6 +14,7 @@ __all__ = [
     "Layout",
     "LocalTraining",
     "Optimiser",
+    "Score",
     "SerialTrainer",
     "Trainer",
     "make_trainer",

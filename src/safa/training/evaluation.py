@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +14,21 @@ from torch.func import functional_call
 from safa.tasks.problem import Data, Problem
 from safa.training.layout import Layout
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "Score"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a model is on a set."""
+
+    loss: float
+    metrics: dict[str, float]
+
+    @property
+    def main(self) -> float:
+        """The first metric; the loss where there is none."""
+        return next(iter(self.metrics.values()), self.loss)
+
 
 _SAMPLES = 2000  # that go through the model at a time
 
@@ -29,26 +44,25 @@ class Evaluator:
         self._test = problem.test[0].to(device), problem.test[1].to(device)
         self._device = device
 
-    def evaluate(self, row: Tensor) -> tuple[float, float]:
-        """Loss and accuracy on the test set."""
+    def evaluate(self, row: Tensor) -> Score:
+        """Loss and metrics on the test set."""
         self._load(row)
         return self._score(self._test)
 
     def per_client(self, row: Tensor, shards: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Accuracy on the training data of every client: who is served well, and who is not."""
+        """The main metric on the training data of every client, or the loss: who is served well, and who is not."""
         self._load(row)
         inputs, targets = self._problem.train
         parts = (torch.from_numpy(shard) for shard in shards)
-        return np.array(
-            [self._score((inputs[part].to(self._device), targets[part].to(self._device)))[1] for part in parts]
-        )
+        scores = (self._score((inputs[part].to(self._device), targets[part].to(self._device))) for part in parts)
+        return np.array([score.main for score in scores])
 
     def _load(self, row: Tensor) -> None:
         self._state = self._layout.state(row)
 
     @torch.no_grad()
-    def _score(self, data: Data) -> tuple[float, float]:
+    def _score(self, data: Data) -> Score:
         inputs, targets = data
         parts = inputs.split(_SAMPLES)
         output = torch.cat([functional_call(self._module, self._state, (part,)) for part in parts])
-        return float(self._problem.loss(output, targets)), float(self._problem.accuracy(output, targets))
+        return Score(float(self._problem.loss(output, targets)), self._problem.measure(output, targets))

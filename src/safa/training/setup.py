@@ -28,7 +28,7 @@ def make_optimiser(settings: Settings) -> Optimiser:
     """The clients' optimiser."""
     return Optimiser(
         kind=settings.optimiser,
-        lr=settings.lr,
+        lr=settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         proximal=settings.proximal,

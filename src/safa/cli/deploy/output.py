@@ -52,7 +52,7 @@ def show_run(
 class _Show:
     """Prints rounds as rows of a table to stdout, and all other lines to stderr."""
 
-    _COLUMNS = ("round", "time, s", "picked", "undrafted", "refused", "clients", "loss", "accuracy")
+    _COLUMNS = ("round", "time, s", "picked", "undrafted", "refused", "clients", "loss", "metric")
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet, self._headed = quiet, False
@@ -63,10 +63,13 @@ class _Show:
             self.line(event)
         elif not self._quiet:
             if not self._headed:
-                self._row(*self._COLUMNS, style="cyan")
+                self._row(*self._COLUMNS[:-1], next(iter(event.metrics), "metric"), style="cyan")
                 self._headed = True
             counts = len(event.picked), len(event.undrafted), len(event.refused), event.clients
-            learnt = ("" if value is None else f"{value:.4g}" for value in (event.loss, event.accuracy))
+            learnt = (
+                "" if value is None else f"{value:.4g}"
+                for value in (event.loss, next(iter(event.metrics.values()), None))
+            )
             self._row(str(event.round), f"{event.closed_s:.1f}", *map(str, counts), *learnt)
 
     def line(self, text: str) -> None:
@@ -84,7 +87,8 @@ class _Show:
             return
         run = load_run(folder)
         summary = run.summary or {}
-        found = [f"{word} of {summary[k]:.4g}" for word, k in _FOUND.items() if summary.get(k) is not None]
+        names = [*run.settings.metrics, "loss"]
+        found = [f"{k} {summary[f'last_{k}']:.4g}" for k in names if summary.get(f"last_{k}") is not None]
         learnt = f"The model has {' and '.join(found)}. " if found else ""
         self._out.print(
             f"Run finished: {run.settings.rounds} rounds. {learnt}Written to {folder}; safa report {folder} makes a "
@@ -92,6 +96,3 @@ class _Show:
             soft_wrap=True,
             markup=False,
         )
-
-
-_FOUND = {"an accuracy": "last_accuracy", "a loss": "last_loss"}

@@ -153,6 +153,7 @@ class Coordinator:
             rounds=settings.rounds,
             learner=self._learning.learner,
             inbox=self._learning.inbox,
+            metrics=Metrics(settings.metrics, settings.target),
             notes=self._notes,
         )
         self._codec = ModelCodec(self._learning.layout, cast(CodecName, self.options.codec))

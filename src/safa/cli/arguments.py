@@ -84,8 +84,8 @@ def _convert(text: str, item: Any) -> Any:
     try:
         return int(text) if kind == "int" and text.lstrip("+-").isdigit() else float(text)
     except ValueError:
-        words = "".join(f"{word} or " for word in item.metadata["words"])
-        raise SafaError(f"{name} must be {words}a number, not {text!r}") from None
+        others = "".join(f"{word} or " for word in item.metadata["words"])
+        raise SafaError(f"{name} must be {others}a number, not {text!r}") from None
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, list[Any]]:

@@ -79,8 +79,8 @@ class EndedBy(StrEnum):
 class RoundRecord:
     """One closed round, as the server saw it, with what the edge around the protocol measured.
 
-    The arrays `client`, `base`, `verdict`, `refusal`, `arrival_s`, `weight`, `into` and `work` have one element per update
-    that came in, in order of arrival.
+    The arrays `client`, `base`, `verdict`, `refusal`, `arrival_s`, `weight`, `into` and `work` have one element per
+    update that came in, in order of arrival.
     """
 
     round: int

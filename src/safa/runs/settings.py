@@ -444,7 +444,7 @@ class Settings:
 
 _AGGREGATOR = "aggregator."
 _TABLES = {"metrics": "metric", "protocol_options": "protocol", "aggregator_options": "aggregator"}
-"""Settings that are tables: metrics, the own settings of a protocol or an aggregator; what their names are put behind."""
+"""Settings that are tables, and what the names in them are put behind."""
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}
 _OF_EVERY_RUN = ("rounds",)
 """Settings that some protocol takes, and that every run uses besides."""

@@ -98,7 +98,7 @@ class Learner:
         memory_mb: float = 4096.0,
         threads: int = 0,
     ) -> None:
-        """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the loss and the metrics of a model on the test set.
+        """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the test loss and metrics of a model.
 
         `threads` is how many torch computes a round with (0: as many as it has).
         """

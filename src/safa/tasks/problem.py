@@ -77,7 +77,7 @@ class Problem:
         return {name: "lower" if name in lower else "higher" for name in self.metrics}
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """All metrics of a set by name. One that gives a number for each class is their mean, and NAME_0, NAME_1, ..."""
+        """All metrics of a set by name; one of a number per class is their mean, and NAME_0, NAME_1, ..."""
         found: dict[str, float] = {}
         for name, metric in self.metrics.items():
             value = (metric.measure if isinstance(metric, Metric) else metric)(output, target)

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from safa.analysis import Metrics
 from safa.deploy.exchange.codec import CodecName, EncodedModel, encoded_bytes
 from safa.deploy.exchange.files import NODES
 from safa.deploy.exchange.intake import Intake

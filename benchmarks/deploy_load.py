@@ -66,7 +66,7 @@ def problem() -> Problem:
     return Problem(
         model=lambda: nn.Sequential(nn.Linear(1, hidden), nn.Linear(hidden, 1)),
         loss=nn.functional.mse_loss,
-        accuracy=lambda output, target: -nn.functional.mse_loss(output, target),
+        metrics={"accuracy": lambda output, target: -nn.functional.mse_loss(output, target)},
         train=data,
         test=data,
     )

@@ -47,7 +47,7 @@ def run(protocol: str, memory_mb: float, rounds: int, trainer: str) -> str:
     problem = Problem(
         model=model,
         loss=nn.functional.cross_entropy,
-        accuracy=lambda output, target: (output.argmax(dim=1) == target).float().mean(),
+        metrics={"accuracy": lambda output, target: (output.argmax(dim=1) == target).float().mean()},
         train=(inputs[:held], targets[:held]),
         test=(inputs[held:], targets[held:]),
     )

@@ -44,7 +44,7 @@ x = torch.randn(90, 3)
 problem = Problem(
     model=lambda: torch.nn.Linear(3, 1),
     loss=lambda output, target: ((output[:, 0] - target) ** 2).mean(),
-    accuracy=lambda output, target: 1 - (output[:, 0] - target).abs().mean(),
+    metrics={"accuracy": lambda output, target: 1 - (output[:, 0] - target).abs().mean()},
     train=(x[:60], x[:60, 0]), test=(x[60:], x[60:, 0]),
 )
 """

@@ -323,7 +323,7 @@ from safa.tasks import Problem
 def make():
     x = torch.zeros(6, 2)
     return Problem(model=lambda: torch.nn.Linear(2, 1), loss=torch.nn.functional.mse_loss,
-                   accuracy=lambda output, target: 0.0, train=(x[:4], x[:4]), test=(x[4:], x[4:]))
+                   metrics={"accuracy": lambda output, target: 0.0}, train=(x[:4], x[:4]), test=(x[4:], x[4:]))
 
 problem = make()
 number = 3

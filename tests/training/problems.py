@@ -48,7 +48,7 @@ def make(kind: str) -> Problem:
         return Problem(
             model=lambda: nn.Sequential(*(layer() for layer in layers[kind])).double(),
             loss=functional.cross_entropy,
-            accuracy=hits,
+            metrics={"accuracy": hits},
             train=(inputs, classes),
             test=(inputs[:50], classes[:50]),
         )
@@ -56,7 +56,7 @@ def make(kind: str) -> Problem:
     return Problem(
         model=lambda: FlatLinear(FEATURES, 1).double(),
         loss=functional.mse_loss if kind == "regression" else squared_hinge,
-        accuracy=mean_error,
+        metrics={"accuracy": mean_error},
         train=(inputs, targets),
         test=(inputs[:50], targets[:50]),
         kernel="linear_mse" if kind == "regression" else "linear_squared_hinge",

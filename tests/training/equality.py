@@ -241,7 +241,7 @@ def problem_of(case: Case, dtype: torch.dtype) -> Problem:
             torch.set_default_dtype(before)
 
     test = inputs[:50], targets[:50]
-    return Problem(model=model, loss=case.loss, accuracy=hits, train=(inputs, targets), test=test)
+    return Problem(model=model, loss=case.loss, metrics={"accuracy": hits}, train=(inputs, targets), test=test)
 
 
 def compare(

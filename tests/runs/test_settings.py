@@ -99,7 +99,7 @@ def test_no_preset_changes_what_another_run_is_given() -> None:
         ({"down_mbps": 10**400}, "down_mbps must be above 0 and at most 9223372036854775807, not 1000"),
         ({"protocol": ["safa"]}, r"protocol must be text, not \['safa'\]"),
         ({"device": 3}, "device must be text, not 3"),
-        ({"speeds": 3}, "speeds must be the name of a file, not 3"),
+        ({"speeds": 3}, "speeds must be the name of a file, or a number for each client, not 3"),
         ({"train": 1}, "train must be true or false, not 1"),
     ],
 )

@@ -107,20 +107,18 @@ def _devices(path: str, _changed: int, _size: int) -> NDArray[np.float64]:
 @lru_cache(maxsize=2)
 def _availability(path: str, _changed: int, _size: int) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
     """For each device, by id, rows (from, until) by time, and the period."""
-    times, period_s, total = [], [], 0
-    for where, device in _entries(path):
-        period_s.append(_number(device, "finish_time", where))
-        if period_s[-1] <= 0:
-            raise SafaError(f"{where}: finish_time must be above 0, not {period_s[-1]:g}")
-        times.append(_times(device, period_s[-1], where))
-        total += len(times[-1])
-        if total > _MOST_TIMES:  # one list may be that of many devices
-            raise SafaError(f"{path} names more than {_MOST_TIMES:,} times online")
+    entries = list(_entries(path))
+    if sum(_length(device.get("active")) for _, device in entries) > _MOST_TIMES:  # many may have the same list
+        raise SafaError(f"{path} names more than {_MOST_TIMES:,} times online")
+    period_s = [_number(device, "finish_time", where) for where, device in entries]
+    times = [_times(device, period, where) for (where, device), period in zip(entries, period_s, strict=True)]
     return times, np.array(period_s)
 
 
 def _times(device: dict[Any, Any], period_s: float, where: str) -> NDArray[np.float64]:
     """The times online of a device within one period."""
+    if period_s <= 0:
+        raise SafaError(f"{where}: finish_time must be above 0, not {period_s:g}")
     start, end = (_list(device, name, where) for name in ("active", "inactive"))
     if len(start) != len(end):
         raise SafaError(f"{where}: active and inactive must be equally long, not {len(start)} and {len(end)}")
@@ -163,6 +161,10 @@ def _list(device: dict[Any, Any], name: str, where: str) -> list[float]:
     return [_finite(value, name, where) for value in found]
 
 
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
 def _finite(value: Any, name: str, where: str) -> float:
     if type(value) not in (int, float):
         raise SafaError(f"{where}: {name} must be a number, not {_kind(value)}")
@@ -187,6 +189,8 @@ def read_plain_pickle(path: str | Path) -> Any:
     try:
         _check_instructions(data, str(path))
         return _Unpickler(io.BytesIO(data)).load()
+    except SafaError:
+        raise
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, EOFError, pickle.UnpicklingError):
         raise SafaError(f"{path} is not a whole pickle: it is cut off or damaged") from None
 

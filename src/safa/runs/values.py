@@ -58,17 +58,17 @@ def _of_frame(name: str, frame: Any, columns: tuple[str, ...]) -> NDArray[np.flo
 def _numbers(name: str, column: str, value: Any) -> NDArray[np.float64]:
     try:
         array = np.asarray(value)
-        if array.dtype.kind not in "iuf":
-            _refuse_words(name, column, array)
+        if array.dtype.kind not in "iuf" and array.ndim:
+            _refuse_words(name, column, np.asarray(value, dtype=object))
         return np.asarray(array, dtype=np.float64)
+    except SafaError:
+        raise
     except (TypeError, ValueError, OverflowError):  # rows of different lengths, numbers beyond all bounds
         raise _wrong(name, value) from None
 
 
 def _refuse_words(name: str, column: str, array: NDArray[Any]) -> None:
     """Refuse an array in which something is no number."""
-    if array.ndim == 0:
-        raise ValueError
     for place, row in enumerate(array.tolist()):
         for item in row if isinstance(row, list) else [row]:
             if isinstance(item, bool) or not isinstance(item, Real):

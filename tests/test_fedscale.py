@@ -149,6 +149,25 @@ def test_periodic_traces_are_as_the_slow_version_says(fleet: list[Repeating], at
     assert cut_s.tolist() == [slow_offline_s(times, period_s, at_s) for times, period_s in fleet]
 
 
+@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedbuff"])
+def test_a_run_on_a_periodic_trace_is_one_on_the_trace_written_out(file: Path, protocol: str) -> None:
+    write(file, {k: {"active": [40 * k, 400], "inactive": [300, 490], "finish_time": 500 + k} for k in range(1, 6)})
+    rows, period_s = times_online(file, count=5, seed=0)
+    written_out = [
+        (client, start + lap * period_s[int(client)], end + lap * period_s[int(client)])
+        for lap in range(200)
+        for client, start, end in rows
+    ]
+    periodic, plain = (
+        Settings.of("boston", protocol=protocol, rounds=30, trace=trace, train=False, crash_rate=0.0, model_size_mb=2.0)
+        for trace in (file, written_out)
+    )
+    records = list(run_rounds(periodic))
+    assert [record.to_json() for record in records] == [record.to_json() for record in run_rounds(plain)]
+    assert 500 < records[-1].closed_s < 200 * 500
+    assert any(len(record.crashed) for record in records)
+
+
 # -- what they cannot do ---------------------------------------------------------------------------------------------
 
 

@@ -12,10 +12,11 @@ import torch
 
 from safa import Settings, load_run, replay, simulate
 from safa.cli import main
+from safa.cli.deploy.resume import _compare
 from safa.errors import SafaError
 from safa.fleet import check_sizes, make_fleet
 from safa.report import write_report
-from safa.runs.values import shown
+from safa.runs.values import Given, shown
 
 SPEEDS = [1.5, 2.0, 0.3]
 LINKS = [(10.0, 1.0), (20.0, 2.0), (30.0, 3.0)]
@@ -58,7 +59,8 @@ def test_a_trace_may_be_a_frame(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     frame = pd.DataFrame(TRACE, columns=["client", "online_from_s", "online_until_s"])
     frame.to_csv(file, index=False)
-    ways = [settings(trace=trace) for trace in (frame[frame.columns[::-1]], TRACE, np.array(TRACE), file)]
+    given: list[Given] = [frame[frame.columns[::-1]], TRACE, np.array(TRACE), file]
+    ways = [settings(trace=trace) for trace in given]
     ends = [
         make_fleet(way).faults.crash_times(
             np.arange(3), np.full(3, 2.0), np.full(3, 99.0), round_number=1, ordinal=np.zeros(3, dtype=np.int64)
@@ -131,6 +133,13 @@ def test_a_run_with_them_is_resumed_replayed_and_shown(tmp_path: Path) -> None:
         assert all((model[name] == tensor).all() for name, tensor in run.model().items())
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert page.count(">3 values<") == 3
+
+
+def test_a_deployment_is_resumed_with_the_same_numbers_only() -> None:
+    held = settings(speeds=SPEEDS).values()
+    _compare({"speeds": SPEEDS}, held, Path("run"))
+    with pytest.raises(SafaError, match="speeds is 3 values in run, and 2 values is given; "):
+        _compare({"speeds": SPEEDS[:2]}, held, Path("run"))
 
 
 def test_tables_show_how_many_there_are() -> None:

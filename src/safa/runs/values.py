@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
 
-__all__ = ["COLUMNS", "file_or_values", "shown"]
+__all__ = ["COLUMNS", "Given", "file_or_values", "shown"]
+
+
+class _HasArray(Protocol):
+    """An array, a tensor, a data frame or one of its columns."""
+
+    def __array__(self) -> NDArray[Any]: ...
+
+
+Given = str | os.PathLike[str] | Sequence[float] | Sequence[Sequence[float]] | _HasArray
+"""What such a setting may be given as."""
 
 COLUMNS = {
     "speeds": ("speeds",),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "resume", "resume_run", "run_to_end", "simulate"]
+__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate"]
 
 _DEPLOYED = "deploy.toml"
 
@@ -40,7 +40,7 @@ class Experiment:
         """Everything that can be wrong is found here, before the first round."""
         self.settings = settings = _with_threads(settings)
         """Those that were given, with the number of threads that is used."""
-        self._fleet = make_fleet(settings)
+        self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
         self._notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
@@ -90,6 +90,15 @@ class Experiment:
         return self.server.metrics.values() | extra
 
 
+def fleet_of(settings: Settings, problem: Problem | None = None) -> Fleet:
+    """The fleet of a run. Data are read only where the partition decides how much clients hold."""
+    if not settings.decides_sizes:
+        return make_fleet(settings)
+    from safa.training.setup import own_sizes
+
+    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task)))
+
+
 def _learning(settings: Settings, problem: Problem, fleet: Fleet, protocol: Protocol) -> Learning:
     """What the server of a simulation learns with: clients that hold their shards of the data."""
     from safa.server.setup import Learning
@@ -134,9 +143,10 @@ def resume_run(
             f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}"
         )
     found = find_checkpoint(run)
+    needed = run.settings.train or run.settings.decides_sizes
+    chosen = problem_of(run.settings.task, problem, how=how) if needed else None
     if run.has_rounds() and not found.rounds:
-        _check_first_round(run)
-    chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
+        _check_first_round(run, chosen)
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
     experiment = Experiment(run.settings, chosen)
@@ -148,13 +158,13 @@ def resume_run(
     return experiment, writer
 
 
-def _check_first_round(run: Run) -> None:
+def _check_first_round(run: Run, problem: Problem | None) -> None:
     """Complain about rounds that would be lost if the run was begun again, because its settings give others."""
     there = next(run.records(), None)
     if there is None:
         return
     if run.clients_at_start() == run.settings.clients:
-        again = next(run_rounds(run.settings))
+        again = next(run_rounds(run.settings, fleet_of(run.settings, problem)))
         if replace(there, loss=None, metrics={}, diverged=0).to_json() == again.to_json():
             return
     raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")

@@ -31,7 +31,7 @@ class Task:
     name: str
     about: str
     samples: int
-    """n, over all clients, training and test part together."""
+    """n, over all clients, training and test part together; the training part alone where `is_natural`."""
     clients: int
     rounds: int
     epochs: int
@@ -42,6 +42,8 @@ class Task:
     """The slowest speed that was let into the fleet, in mini-batches per second."""
     metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "higher"})
     """The metrics of its problem, the main one first: "higher" or "lower", whichever is better."""
+    is_natural: bool = False
+    """Whether its data come in shards, one for each of its clients."""
     load: Callable[[], Problem]
     """Reads the data, and downloads them where they are not there yet."""
 
@@ -148,11 +150,12 @@ def _own_task(reference: str) -> Task:
 
 def task_of(problem: Problem, name: str) -> Task:
     """A task around a problem, with defaults that suit nothing in particular."""
+    shards = problem.shards
     return Task(
         name=name,
         about=f"the problem {name}",
-        samples=len(problem.train[0]) + len(problem.test[0]),
-        clients=10,
+        samples=sum(map(len, shards)) if shards else len(problem.train[0]) + len(problem.test[0]),
+        clients=len(shards) if shards else 10,
         rounds=20,
         epochs=1,
         batch_size=32,
@@ -160,6 +163,7 @@ def task_of(problem: Problem, name: str) -> Task:
         round_limit_s=math.inf,
         speed_floor=0.05,
         metrics=problem.directions,
+        is_natural=shards is not None,
         load=lambda: problem,
     )
 

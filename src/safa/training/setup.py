@@ -11,17 +11,27 @@ from numpy.typing import NDArray
 from safa.errors import SafaError
 from safa.runs.settings import Settings
 from safa.streams import stream
-from safa.tasks.partition import partition
+from safa.tasks import Samples, partition
 from safa.tasks.problem import Problem
 from safa.training.optimiser import Optimiser
 from safa.training.trainer import Trainer, make_trainer
 
-__all__ = ["find_device", "make_optimiser", "make_shards", "trainer_of"]
+__all__ = ["find_device", "make_optimiser", "make_shards", "own_sizes", "trainer_of"]
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """For every client, which training samples are its own."""
-    return partition(settings.partition, problem.train[1].numpy(), sizes, stream(settings.seed, "partition"))
+    inputs, targets = (tensor.numpy() for tensor in problem.train)
+    samples = Samples(targets=targets, sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards)
+    return partition(settings.partition, samples, stream(settings.seed, "partition"))
+
+
+def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64] | None:
+    """How many training samples every client holds, where the partition decides that; None: the fleet draws it."""
+    if not settings.decides_sizes:
+        return None
+    shards = make_shards(settings, problem, np.ones(settings.clients))
+    return np.array([len(shard) for shard in shards], dtype=np.float64)
 
 
 def make_optimiser(settings: Settings) -> Optimiser:

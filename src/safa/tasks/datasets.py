@@ -25,22 +25,25 @@ _Count = Callable[[int], object]
 
 def from_dataset(dataset: Dataset[Any]) -> Data:
     """All of a map-style data set, whose items are pairs (input, target), as two tensors."""
-    return pooled([dataset], what="the data set")[0]
+    return pooled([dataset], ["the data set"])[0]
 
 
-def pooled(parts: Sequence[Data | Dataset[Any]], *, what: str = "") -> tuple[Data, list[NDArray[np.int64]]]:
+def pooled(
+    parts: Sequence[Data | Dataset[Any]], names: Sequence[str] | None = None
+) -> tuple[Data, list[NDArray[np.int64]]]:
     """The samples of all parts in one pair of tensors, and for each part the indices of its own.
 
-    A part is a pair of tensors or a map-style data set, of which every item is read once. `what` names a single part.
+    A part is a pair of tensors or a map-style data set, of which every item is read once. Errors call it by its
+    name, by default "client 0" and so on.
     """
-    names = [what or f"client {number}" for number in range(len(parts))]
+    names = names or [f"client {number}" for number in range(len(parts))]
     if not parts:
         raise SafaError("there must be the data of one client at least")
     sets = [part for part in parts if not isinstance(part, tuple | list)]
     with _progress(sum(map(_length, sets))) as count:
         pairs = [_pair(part, name, count) for part, name in zip(parts, names, strict=True)]
     for name, pair in zip(names, pairs, strict=True):
-        _check_like(pair, pairs[0], name)
+        _check_like(pair, pairs[0], name, names[0])
     ends = np.cumsum([len(inputs) for inputs, _ in pairs])
     pool = torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
     return pool, np.split(np.arange(ends[-1]), ends[:-1])
@@ -59,13 +62,13 @@ def _pair(part: Data | Dataset[Any], name: str, count: _Count) -> Data:
     return inputs, targets
 
 
-def _check_like(pair: Data, first: Data, name: str) -> None:
-    """Refuse data that cannot be put into one tensor with those of the first client."""
+def _check_like(pair: Data, first: Data, name: str, other_name: str) -> None:
+    """Refuse data that cannot be put into one tensor with those of the first part."""
     for what, tensor, other in zip(("inputs", "targets"), pair, first, strict=True):
         own, wanted = ((list(one.shape[1:]), one.dtype) for one in (tensor, other))
         if own != wanted:
             told = f"{own[0]} of {own[1]}", f"{wanted[0]} of {wanted[1]}"
-            raise SafaError(f"the {what} of {name} are {told[0]}, but those of client 0 are {told[1]}")
+            raise SafaError(f"the {what} of {name} are {told[0]}, but those of {other_name} are {told[1]}")
 
 
 def _length(dataset: Dataset[Any]) -> int:

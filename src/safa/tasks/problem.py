@@ -83,7 +83,7 @@ class Problem:
         Data sets are read once, with their transforms; a bar on stderr shows how far that is where it takes long.
         """
         train, shards = pooled(clients)
-        tested, _ = pooled([test], what="the test data")
+        tested, _ = pooled([test], ["the test data"])
         return cls(model=model, loss=loss, metrics=metrics or {}, train=train, test=tested, shards=shards)
 
     def start_model(self, seed: int) -> nn.Module:

@@ -124,7 +124,7 @@ def test_a_user_in_two_files_and_files_that_are_not_there(tmp_path: Path) -> Non
         read_leaf(tmp_path / "empty")
     leaf.write(tmp_path, "train", {"a": (["ab"], ["c"])}, files=1)
     leaf.write(tmp_path, "test", {"a": ([], [])}, files=1)
-    with pytest.raises(SafaError, match="there is no sample in .*test"):
+    with pytest.raises(SafaError, match=r"there is no sample in .*test"):
         shakespeare(tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_samples_of_another_kind_are_refused(tmp_path: Path, make: Any, x: Any, 
 def test_texts_of_different_length_name_the_user(tmp_path: Path) -> None:
     for part in ("train", "test"):
         leaf.write(tmp_path, part, {"a": (["ab"], ["c"]), "b": (["abc"], ["c"])}, files=1)
-    with pytest.raises(SafaError, match="the inputs of the user 'b' are .3. of torch.int64, but those of the user 'a'"):
+    with pytest.raises(SafaError, match="the inputs of the user 'b' are"):
         shakespeare(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -171,13 +172,15 @@ def _check_first_round(run: Run, problem: Problem | None) -> None:
 
 
 def _about(problem: Problem) -> dict[str, str]:
-    """What a problem's data and model look like: sizes, types and names, not the numbers."""
+    """What a problem's data and model look like: sizes, types and names, not the numbers, and who holds what."""
     data = {
         name: [f"{list(tensor.shape)} of {tensor.dtype}" for tensor in part]
         for name, part in (("train", problem.train), ("test", problem.test))
     }
     model = {name: list(tensor.shape) for name, tensor in problem.start_model(0).state_dict().items()}
-    return {"data": json.dumps(data), "model": json.dumps(model)}
+    held = [] if problem.shards is None else [np.array([len(shard), *shard]) for shard in problem.shards]
+    owners = {"shards": str(zlib.crc32(np.concatenate(held).tobytes()))} if held else {}
+    return {"data": json.dumps(data), "model": json.dumps(model), **owners}
 
 
 def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
@@ -185,7 +188,8 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
     for name, value in _about(problem).items():
         there = notes.get(name, "")
         if value != there:
-            what = f"its {name} are {value}, not {there}" if name == "data" else "its model has other parameters"
+            words = {"model": "its model has other parameters", "shards": "its clients hold other samples"}
+            what = words.get(name, f"its {name} are {value}, not {there}")
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_pairs_and_data_sets_may_be_mixed() -> None:
 def test_a_bar_shows_how_far_reading_is_where_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import tqdm
+    import tqdm  # type: ignore[import-untyped]
 
     bar = tqdm.tqdm
     monkeypatch.setattr(tqdm, "tqdm", lambda **given: bar(**given | {"disable": False}))  # as on a terminal
@@ -182,7 +183,7 @@ def test_a_client_for_every_value_of_a_column() -> None:
 def test_fewer_clients_than_values_hold_about_as_many_samples_each() -> None:
     values = np.repeat(np.arange(40), np.arange(1, 41))
     parts = dealt("column:value", 4, targets=values, columns={"value": values})
-    assert sorted(sum(parts, [])) == list(range(820))
+    assert sorted(itertools.chain(*parts)) == list(range(820))
     held = [set(values[part]) for part in parts]
     assert sum(map(len, held)) == 40  # a value is not parted
     assert max(map(len, parts)) - min(map(len, parts)) <= 40
@@ -212,7 +213,7 @@ def test_quantities_differ_the_more_the_smaller_alpha_is() -> None:
     spreads = []
     for alpha in ("1e-300", "0.01", "0.1", "1", "10", "1e300"):
         parts = dealt(f"quantity:{alpha}", 20, targets=np.zeros(5000), inputs=None, columns={})
-        assert sorted(sum(parts, [])) == list(range(5000))
+        assert sorted(itertools.chain(*parts)) == list(range(5000))
         assert min(map(len, parts)) >= 1
         spreads.append(float(np.std([len(part) for part in parts])))
     assert spreads == sorted(spreads, reverse=True)

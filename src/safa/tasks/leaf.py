@@ -110,19 +110,22 @@ def _users_of(file: Path) -> Iterator[_User]:
         told = f"{len(users)} users, {len(counts)} num_samples and user_data of {len(data)}"
         raise SafaError(f"{file} has {told}, which do not belong together")
     for user, count in zip(map(str, users), counts, strict=True):
-        samples = data[user]
-        lists = [samples.get(name) for name in "xy"] if isinstance(samples, dict) else [None]
-        if not all(isinstance(one, list) for one in lists):
-            raise SafaError(f"the user {user!r} in {file} must have two lists, x and y")
-        x, y = lists
+        x, y = _lists(data[user], f"the user {user!r} in {file}")
         if not len(x) == len(y) == count:
             raise SafaError(f"the user {user!r} in {file} has {len(x)} x and {len(y)} y, but num_samples is {count}")
         yield user, x, y
 
 
+def _lists(samples: Any, owner: str) -> tuple[list[Any], list[Any]]:
+    match samples:
+        case {"x": list(x), "y": list(y)}:
+            return x, y
+    raise SafaError(f"{owner} must have two lists, x and y")
+
+
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SafaError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

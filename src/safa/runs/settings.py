@@ -471,8 +471,7 @@ def _defaults(task: Task) -> dict[str, Any]:
         "speed_floor": task.speed_floor,
         "mean_size": task.samples / task.clients,
         "metrics": dict(task.metrics),
-        **({"partition": "natural"} if task.is_natural else {}),
-    }
+    } | ({"partition": "natural", "mean_size": sum(task.sizes) / len(task.sizes)} if task.sizes else {})
 
 
 def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ class Task:
     name: str
     about: str
     samples: int
-    """n, over all clients, training and test part together; the training part alone where `is_natural`."""
+    """n, over all clients, training and test part together."""
     clients: int
     rounds: int
     epochs: int
@@ -42,8 +42,8 @@ class Task:
     """The slowest speed that was let into the fleet, in mini-batches per second."""
     metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "higher"})
     """The metrics of its problem, the main one first: "higher" or "lower", whichever is better."""
-    is_natural: bool = False
-    """Whether its data come in shards, one for each of its clients."""
+    sizes: Sequence[int] = ()
+    """How many training samples each client holds, where the data come in such shards."""
     load: Callable[[], Problem]
     """Reads the data, and downloads them where they are not there yet."""
 
@@ -150,12 +150,12 @@ def _own_task(reference: str) -> Task:
 
 def task_of(problem: Problem, name: str) -> Task:
     """A task around a problem, with defaults that suit nothing in particular."""
-    shards = problem.shards
+    sizes = [len(shard) for shard in problem.shards or ()]
     return Task(
         name=name,
         about=f"the problem {name}",
-        samples=sum(map(len, shards)) if shards else len(problem.train[0]) + len(problem.test[0]),
-        clients=len(shards) if shards else 10,
+        samples=len(problem.train[0]) + len(problem.test[0]),
+        clients=len(sizes) or 10,
         rounds=20,
         epochs=1,
         batch_size=32,
@@ -163,7 +163,7 @@ def task_of(problem: Problem, name: str) -> Task:
         round_limit_s=math.inf,
         speed_floor=0.05,
         metrics=problem.directions,
-        is_natural=shards is not None,
+        sizes=sizes,
         load=lambda: problem,
     )
 

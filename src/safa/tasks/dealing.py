@@ -50,7 +50,8 @@ class Samples:
     """How much data the clients hold relative to each other; all 1 for a partition that decides that itself."""
     columns: Mapping[str, ArrayLike] = field(default_factory=dict)
     """Further facts about the samples, one value for each, by name."""
-    inputs: NDArray[Any] | None = None
+    inputs: Any = None
+    """An array or a tensor, where it is known."""
     shards: Sequence[_Ints] | None = None
     """For every client of the data, which samples are its own, where the data come in such parts."""
 

@@ -32,8 +32,10 @@ __all__ = [
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """For every client, which training samples are its own."""
-    inputs, targets = (tensor.numpy() for tensor in problem.train)
-    samples = Samples(targets=targets, sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards)
+    inputs, targets = problem.train
+    samples = Samples(
+        targets=targets.numpy(), sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards
+    )
     return partition(settings.partition, samples, stream(settings.seed, "partition"))
 
 

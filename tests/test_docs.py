@@ -13,6 +13,7 @@ from safa.aggregation.registry import available, optimisers
 from safa.protocol import Protocol
 from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
+from safa.vocabulary import FLEETS
 from tests import leaf
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,20 @@ def test_the_aggregator_of_the_docs_keeps_the_contract() -> None:
     exec(aggregator_example, names)
     exec(test_example, names)
     names["test_clipped_mean"]()
+
+
+def test_the_fleets_of_the_docs_are_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_name, from_python, from_fedscale = blocks("docs/fleets.md")
+    exec(by_name, {})
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == list(FLEETS)
+    exec(from_python, {})
+    assert capsys.readouterr().out == "(2.0, 1.0, 0.2) (20.0, 5.0)\n"
+    names: dict[str, Any] = {}
+    exec(from_fedscale, names)
+    assert names["run"].settings.speeds == tuple(names["slower"])
 
 
 def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:

@@ -230,7 +230,7 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
         ("sweep boston --speeds few.txt --clients 2,3", "few.txt holds speeds for 2 clients, but there are 3"),
         ("sweep boston --out used", "used already holds a run"),
         ("run boston --device warp", "there is no device 'warp' here that torch can use; try --device cpu"),
-        ("run boston --partition pies", "a partition must be contiguous, iid"),
+        ("run boston --partition pies", "there is no partition 'pies'; there are contiguous, iid, dirichlet:ALPHA"),
         ("run nothing.here:problem", "there is no module nothing.here"),
         ("run boston --resume used", "--resume takes everything from its folder"),
         ("run --resume other", "other holds no run"),

@@ -11,8 +11,10 @@ import pytest
 
 from safa.aggregation.registry import available, optimisers
 from safa.protocol import Protocol
+from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
 from safa.vocabulary import FLEETS
+from tests import leaf
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,14 +34,28 @@ def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
         assert float(printed[protocol]) == pytest.approx(float(value), abs=0.02)
 
 
-def test_the_problem_of_the_docs_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(blocks("docs/learning.md")[0], {})
-    assert "['0.weight', '0.bias', '2.weight', '2.bias']" in capsys.readouterr().out
+def test_the_problems_of_the_docs_are_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    leaf.write_images(tmp_path / "leaf/data/femnist/data")
+    leaf.write_texts(tmp_path / "leaf/data/shakespeare/data")
+    for block in blocks("docs/data.md"):
+        exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert "['0.weight', '0.bias', '2.weight', '2.bias']" in printed[0]
+    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "[3, 1]", "50 50"]
+
+
+def test_every_partition_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w:]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
 
 
 def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    problem, resuming = blocks("docs/learning.md")[:2]
+    problem, resuming = blocks("docs/data.md")[0], blocks("docs/learning.md")[0]
     names: dict[str, Any] = {}
     exec(problem, names)
     exec(resuming.replace("out=", "checkpoint_every=2, out=").split("run = ")[0], names)

@@ -50,10 +50,10 @@ def _page(folder: Path) -> Path:
 
 
 def _speeds(folder: Path) -> Any:
-    """The speeds of the clients, if the run was simulated and its fleet can be made again."""
+    """The speeds of the clients, which do not depend on what they hold, if the run was simulated with such a fleet."""
     try:
         run = load_run(folder)
         simulated = run.roster() is None and run.clients_at_start() == run.settings.clients
-        return make_fleet(run.settings).speeds if simulated else None
+        return make_fleet(run.settings, [1.0] * run.settings.clients).speeds if simulated else None
     except SafaError:
         return None

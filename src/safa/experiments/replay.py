@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.fleet import make_fleet
+from safa.experiments.simulate import fleet_of
 from safa.protocol import build
 from safa.runs import Run
 from safa.runs.schedule import check_given
@@ -60,7 +60,7 @@ def replay(
     from safa.server.setup import Learning
     from safa.training.setup import make_shards
 
-    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
+    sizes = np.asarray(fleet_of(settings, problem).sizes, dtype=np.float64)
     given = _rostered(run, make_shards(settings, problem, sizes)) if shards is None else shards
     if ever > len(given):
         raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")

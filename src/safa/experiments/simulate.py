@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "resume", "resume_run", "run_to_end", "simulate"]
+__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate"]
 
 _DEPLOYED = "deploy.toml"
 
@@ -41,7 +42,7 @@ class Experiment:
         """Everything that can be wrong is found here, before the first round."""
         self.settings = settings = _with_threads(settings)
         """Those that were given, with the number of threads that is used."""
-        self._fleet = make_fleet(settings)
+        self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
         self._notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
@@ -91,6 +92,15 @@ class Experiment:
         return self.server.metrics.values() | extra
 
 
+def fleet_of(settings: Settings, problem: Problem | None = None) -> Fleet:
+    """The fleet of a run. Data are read only where the partition decides how much clients hold."""
+    if not settings.decides_sizes:
+        return make_fleet(settings)
+    from safa.training.setup import own_sizes
+
+    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task)))
+
+
 def _learning(settings: Settings, problem: Problem, fleet: Fleet, protocol: Protocol) -> Learning:
     """What the server of a simulation learns with: clients that hold their shards of the data."""
     from safa.server.setup import Learning
@@ -137,10 +147,11 @@ def resume_run(
             f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}"
         )
     found = find_checkpoint(run)
+    needed = run.settings.train or run.settings.decides_sizes
+    chosen = problem_of(run.settings.task, problem, how=how) if needed else None
     if run.has_rounds() and not found.rounds:
-        _check_first_round(run)
+        _check_first_round(run, chosen)
     check_given(run.settings.schedule, schedule)
-    chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
     experiment = Experiment(run.settings, chosen)
@@ -152,26 +163,28 @@ def resume_run(
     return experiment, writer
 
 
-def _check_first_round(run: Run) -> None:
+def _check_first_round(run: Run, problem: Problem | None) -> None:
     """Complain about rounds that would be lost if the run was begun again, because its settings give others."""
     there = next(run.records(), None)
     if there is None:
         return
     if run.clients_at_start() == run.settings.clients:
-        again = next(run_rounds(run.settings))
+        again = next(run_rounds(run.settings, fleet_of(run.settings, problem)))
         if replace(there, loss=None, metrics={}, diverged=0).to_json() == again.to_json():
             return
     raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")
 
 
 def _about(problem: Problem) -> dict[str, str]:
-    """What a problem's data and model look like: sizes, types and names, not the numbers."""
+    """What a problem's data and model look like: sizes, types and names, not the numbers, and who holds what."""
     data = {
         name: [f"{list(tensor.shape)} of {tensor.dtype}" for tensor in part]
         for name, part in (("train", problem.train), ("test", problem.test))
     }
     model = {name: list(tensor.shape) for name, tensor in problem.start_model(0).state_dict().items()}
-    return {"data": json.dumps(data), "model": json.dumps(model)}
+    held = [] if problem.shards is None else [np.array([len(shard), *shard]) for shard in problem.shards]
+    owners = {"shards": str(zlib.crc32(np.concatenate(held).tobytes()))} if held else {}
+    return {"data": json.dumps(data), "model": json.dumps(model), **owners}
 
 
 def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
@@ -179,7 +192,8 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
     for name, value in _about(problem).items():
         there = notes.get(name, "")
         if value != there:
-            what = f"its {name} are {value}, not {there}" if name == "data" else "its model has other parameters"
+            words = {"model": "its model has other parameters", "shards": "its clients hold other samples"}
+            what = words.get(name, f"its {name} are {value}, not {there}")
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 

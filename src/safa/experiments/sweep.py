@@ -13,9 +13,9 @@ from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
-from safa.experiments.simulate import Experiment
+from safa.experiments.simulate import Experiment, fleet_of
 from safa.experiments.workers import pool
-from safa.fleet import check_sizes, make_fleet
+from safa.fleet import check_sizes
 from safa.protocol import build
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, writing
@@ -42,7 +42,7 @@ def combinations(
     refuse_unused(made)
     runs = [settings for settings, _ in made]
     for settings in _one_per_world(runs):
-        fleet = make_fleet(settings)
+        fleet = fleet_of(settings)
         run_rounds(settings, fleet)
         if settings.train:
             check_sizes(settings, fleet, find_task(settings.task).samples)
@@ -71,7 +71,7 @@ def _refuse_twice(name: str, values: Sequence[Any]) -> None:
 def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
     """A selection of runs that reads every file and builds every protocol under every clock."""
     files = ("speeds", "sizes", "links", "trace")
-    names = ("task", "train", "protocol", "clock", "clients", *files, "aggregator", "server_optimiser")
+    names = ("task", "train", "protocol", "clock", "clients", "partition", *files, "aggregator", "server_optimiser")
     return list({tuple(getattr(run, name) for name in names): run for run in runs}.values())
 
 

@@ -67,22 +67,24 @@ def _lead(run: Run) -> str:
     settings, roster = run.settings, run.roster()
     endless = settings.round_limit_s == float("inf")
     limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
-    clients, samples = f"{settings.clients:,} clients", settings.mean_size
+    clients, samples = f"{settings.clients:,} clients", f", about {settings.mean_size:,.0f} samples,"
     if roster is not None:
-        clients, samples = f"{len(roster):,} devices", float(np.mean([member["size"] for member in roster]))
+        mean = float(np.mean([member["size"] for member in roster]))
+        clients, samples = f"{len(roster):,} devices", f", about {mean:,.0f} samples,"
+    elif settings.decides_sizes:
+        samples = ""
     values = [f"C = {settings.fraction:g}"]
     values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
     values += [f"seed {settings.seed}"]
-    work = f"{settings.epochs} passes over its data, about {samples:,.0f} samples,"
-    if settings.local_steps:
-        work = f"{settings.local_steps} steps on its data, about {samples:,.0f} samples,"
+    work = f"{settings.local_steps} steps on" if settings.local_steps else f"{settings.epochs} passes over"
+    rate = settings.lr if isinstance(settings.lr, str) else f"{settings.lr:g}"
     return (
         f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
         f"{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
-        f"For one update a client makes {work} in mini-batches of {settings.batch_size}, "
-        f"with a learning rate of {settings.lr:g}."
+        f"For one update a client makes {work} its data{samples} in mini-batches of {settings.batch_size}, "
+        f"with a learning rate of {rate}."
     ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 

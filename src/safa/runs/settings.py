@@ -26,7 +26,7 @@ from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
 from safa.runs.schedule import Schedule
 from safa.runs.values import file_or_values
-from safa.tasks import Task, check_partition, find_task
+from safa.tasks import Task, check_partition, find_task, sizes_decided
 from safa.tasks.references import reference_of
 from safa.vocabulary import FAULT_MODELS, FLEETS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
 
@@ -389,6 +389,8 @@ class Settings:
 
     def unmet(self, name: str) -> list[str]:
         """Why a setting has no effect in this run, a sentence for each reason; none if it has an effect."""
+        if name in _SIZES and self.decides_sizes:
+            return [f"{name} has no effect with partition = {self.partition}, which decides what every client holds"]
         protocol = registry.find(self.protocol)
         needs: dict[str, tuple[str | bool | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
         takers = registry.takers(name)
@@ -401,6 +403,11 @@ class Settings:
             for other, allowed in needs.items()
             if getattr(self, other) not in allowed
         ]
+
+    @property
+    def decides_sizes(self) -> bool:
+        """Whether the partition decides how many samples every client holds, and not the world."""
+        return sizes_decided(self.partition)
 
     @property
     def target(self) -> Target | None:
@@ -454,6 +461,8 @@ _AGGREGATOR = "aggregator."
 _TABLES = {"metrics": "metric", "protocol_options": "protocol", "aggregator_options": "aggregator"}
 """Settings that are tables, and what the names in them are put behind."""
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}
+_SIZES = ("sizes", "mean_size", "size_distribution", "size_spread")
+"""Settings that say how many samples clients hold."""
 _OF_EVERY_RUN = ("rounds",)
 """Settings that some protocol takes, and that every run uses besides."""
 
@@ -470,7 +479,7 @@ def _defaults(task: Task) -> dict[str, Any]:
         "speed_floor": task.speed_floor,
         "mean_size": task.samples / task.clients,
         "metrics": dict(task.metrics),
-    }
+    } | ({"partition": "natural", "mean_size": sum(task.sizes) / len(task.sizes)} if task.sizes else {})
 
 
 def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:

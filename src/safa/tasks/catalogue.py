@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ class Task:
     """The slowest speed that was let into the fleet, in mini-batches per second."""
     metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "higher"})
     """The metrics of its problem, the main one first: "higher" or "lower", whichever is better."""
+    sizes: Sequence[int] = ()
+    """How many training samples each client holds, where the data come in such shards."""
     load: Callable[[], Problem]
     """Reads the data, and downloads them where they are not there yet."""
 
@@ -148,11 +150,12 @@ def _own_task(reference: str) -> Task:
 
 def task_of(problem: Problem, name: str) -> Task:
     """A task around a problem, with defaults that suit nothing in particular."""
+    sizes = [len(shard) for shard in problem.shards or ()]
     return Task(
         name=name,
         about=f"the problem {name}",
         samples=len(problem.train[0]) + len(problem.test[0]),
-        clients=10,
+        clients=len(sizes) or 10,
         rounds=20,
         epochs=1,
         batch_size=32,
@@ -160,6 +163,7 @@ def task_of(problem: Problem, name: str) -> Task:
         round_limit_s=math.inf,
         speed_floor=0.05,
         metrics=problem.directions,
+        sizes=sizes,
         load=lambda: problem,
     )
 

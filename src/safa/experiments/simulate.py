@@ -77,8 +77,7 @@ class Experiment:
     @property
     def is_over(self) -> bool:
         """Whether the target of the run has been held."""
-        reached = self.server.metrics.reached
-        return reached is not None and reached.held
+        return self.server.metrics.target_held
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""

@@ -354,6 +354,9 @@ class Settings:
             if item.metadata:
                 object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item))
         check_partition(self.partition)
+        if not all(better in ("higher", "lower") for better in self.metrics.values()):
+            raise SafaError(f"metrics must say higher or lower of each, not {dict(self.metrics)!r}")
+        self.target  # noqa: B018 - one that cannot be reached is refused here
 
     def _take_options(self) -> None:
         """Check the own settings of protocol and aggregator, of which those behind "aggregator." are the latter's.

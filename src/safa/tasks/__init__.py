@@ -1,6 +1,7 @@
 """The tasks: what is learnt, on which data, and with which settings by default.
 
-`Problem`, `Data` and `from_dataset` are loaded on first use, because they bring torch along and rounds alone need none.
+`Problem`, `Metric`, `Data` and `from_dataset` are loaded on first use, because they bring torch along and
+rounds alone need none.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,11 @@ from safa.tasks.partition import check_partition, partition
 
 if TYPE_CHECKING:
     from safa.tasks.own import from_dataset
-    from safa.tasks.problem import Data, Problem
+    from safa.tasks.problem import Data, Metric, Problem
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("Data", "Problem", "from_dataset"):
+        if name in ("Data", "Metric", "Problem", "from_dataset"):
             from safa.tasks import own
 
             return getattr(own, name)
@@ -25,6 +26,7 @@ __all__ = [
     "TASKS",
     "UNNAMED",
     "Data",
+    "Metric",
     "Problem",
     "Task",
     "check_partition",

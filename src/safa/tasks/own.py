@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from safa.errors import SafaError
-from safa.tasks.problem import Data, Problem
+from safa.tasks.problem import Data, Metric, Problem
 
-__all__ = ["Data", "Problem", "find_problem", "from_dataset"]
+__all__ = ["Data", "Metric", "Problem", "find_problem", "from_dataset"]
 
 
 def find_problem(reference: str) -> Problem:

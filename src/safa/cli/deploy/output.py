@@ -88,11 +88,11 @@ class _Show:
         run = load_run(folder)
         summary = run.summary or {}
         names = [*run.settings.metrics, "loss"]
-        found = [f"{k} {summary[f'last_{k}']:.4g}" for k in names if summary.get(f"last_{k}") is not None]
+        found = [f"{k} {float(summary[f'last_{k}']):.4g}" for k in names if summary.get(f"last_{k}") is not None]
         learnt = f"The model has {' and '.join(found)}. " if found else ""
         self._out.print(
-            f"Run finished: {run.settings.rounds} rounds. {learnt}Written to {folder}; safa report {folder} makes a "
-            f"page of it, safa replay {folder} trains its model again.",
+            f"Run finished: {finished_rounds(folder)} rounds. {learnt}Written to {folder}; safa report {folder} makes "
+            f"a page of it, safa replay {folder} trains its model again.",
             soft_wrap=True,
             markup=False,
         )

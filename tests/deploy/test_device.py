@@ -197,7 +197,7 @@ def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path)
     [
         ("= 3", "cannot be used here: Invalid"),
         ('task = "boston"', "not those of this version of safa"),
-        (config_of() + "colour = 3\n", "not those of this version of safa"),
+        ("colour = 3\n" + config_of(), "not those of this version of safa"),
         (config_of().replace("epochs = 4", "epochs = -4"), "epochs must be at least 1, not -4"),
         (config_of().replace("epochs = 4", f"epochs = 1{'0' * 400}"), "cannot be used here"),
         (config_of().replace('"safa"', '"mine"'), "there is no protocol 'mine'"),

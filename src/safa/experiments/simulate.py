@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from safa.analysis import Metrics
 from safa.errors import SafaError
 from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
@@ -54,7 +53,8 @@ class Experiment:
             rounds=settings.rounds,
             learner=self._learning.learner if self._learning else None,
             checkpoint_every=settings.checkpoint_every,
-            metrics=Metrics(settings.metrics, settings.target),
+            directions=settings.metrics,
+            target=settings.target,
             notes=lambda: self._notes,
             repeats=True,
         )

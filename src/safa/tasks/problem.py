@@ -79,7 +79,7 @@ class Problem:
         return {name: "lower" if name in lower else "higher" for name in self.metrics}
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """All metrics of a set by name; one of a number per class is NAME_0, NAME_1, ... and NAME, their mean (no NaN)."""
+        """All metrics of a set by name; one of a number per class is NAME_0, NAME_1, ... and their mean without NaN."""
         found: dict[str, float] = {}
         for name, metric in self.metrics.items():
             values = _values(name, metric.measure if isinstance(metric, Metric) else metric, output, target)

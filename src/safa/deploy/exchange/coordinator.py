@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.analysis import Metrics
 from safa.deploy.exchange.codec import CodecName, EncodedModel, encoded_bytes
 from safa.deploy.exchange.files import NODES
 from safa.deploy.exchange.intake import Intake
@@ -154,7 +153,8 @@ class Coordinator:
             rounds=settings.rounds,
             learner=self._learning.learner,
             inbox=self._learning.inbox,
-            metrics=Metrics(settings.metrics, settings.target),
+            directions=settings.metrics,
+            target=settings.target,
             notes=self._notes,
         )
         self._codec = ModelCodec(self._learning.layout, cast(CodecName, self.options.codec))

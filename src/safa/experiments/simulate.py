@@ -71,8 +71,9 @@ class Experiment:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
-        if not self.is_over:
-            yield from (record for record in self._records if record.round > self.server.finished)
+        while not self.is_over and (record := next(self._records, None)) is not None:
+            if record.round > self.server.finished:
+                yield record
 
     @property
     def is_over(self) -> bool:

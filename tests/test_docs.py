@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from safa.aggregation.registry import available, optimisers
+from safa.analysis import METRICS, TARGET_METRICS
 from safa.protocol import Protocol
+from safa.tasks import measures
 from safa.testing import check_protocol
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +47,25 @@ def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch
     (tmp_path / "runs" / "mine" / "summary.json").unlink()  # as if it had been stopped
     exec("import safa\nrun = " + resuming.split("run = ")[1], names)
     assert all((names["model"][name] == tensor).all() for name, tensor in names["run"].model().items())
+
+
+def test_the_metrics_of_the_docs_are_measured_and_the_target_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    own, afterwards = blocks("docs/metrics.md")
+    exec(own, names)
+    assert "['auc', 'brier', 'recall', 'recall_0', 'recall_1']" in capsys.readouterr().out
+    summary, records = names["run"].summary, list(names["run"].records())
+    assert len(records) == summary["rounds_to_target"] + 2 < 40
+    assert summary["best_auc"] >= 0.95
+    assert summary["best_brier"] == min(record.metrics["brier"] for record in records)
+    exec(afterwards, names)
+    assert capsys.readouterr().out.strip().isdigit()
+
+
+def test_every_metric_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = {name for row in re.findall(r"^\| (.+?) \| ", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named >= {*METRICS, *TARGET_METRICS, *measures.__all__}
 
 
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:

@@ -188,6 +188,17 @@ def test_a_metric_that_fails_is_refused_before_the_first_round(metric: Any, comp
     assert not (tmp_path / "run").exists()
 
 
+def test_a_metric_that_fails_on_the_data_of_a_client_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    def needs_a_class(output: Tensor, target: Tensor) -> float:
+        return 1.0 / float((target == 2).sum() == 0)  # which samples for training have, and those for testing have not
+
+    given = SMALL | {"out": tmp_path / "run"}
+    with pytest.raises(SafaError, match="the metric mine failed: ZeroDivisionError"):
+        safa.simulate(problem(mine=needs_a_class), **given, eval_clients=True)
+    assert not (tmp_path / "run").exists()
+    assert safa.simulate(problem(mine=needs_a_class), **given).summary
+
+
 def test_a_metric_that_needs_the_whole_test_set_is_let_through() -> None:
     weights = torch.ones(20)
     run = safa.simulate(problem(mine=lambda output, target: (weights * (output[:, 0] > 0)).sum()), **SMALL)

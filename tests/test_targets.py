@@ -16,10 +16,10 @@ from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, resume_run, run_to_end
 from safa.experiments.sweep import run_one
 from safa.protocol.records import RoundRecord
-from safa.report import run_page
+from safa.report import run_page, sweep_page
 from safa.runs import RunWriter, Settings
 from tests.experiments.kill_and_resume import RESULTS
-from tests.report.test_pages import text_of
+from tests.report.test_pages import sweep, text_of
 from tests.test_metrics import record
 
 LOWER = {"perplexity": "lower"}
@@ -145,6 +145,21 @@ def test_a_target_that_is_not_reached_changes_nothing_but_says_so(whole: list[Ro
 def test_a_run_of_a_sweep_ends_at_its_target_too(whole: list[RoundRecord]) -> None:
     row = run_one(Settings.of("boston", **GIVEN, until=f"accuracy={between(whole, 5)}"))
     assert (row["rounds_to_target"], row["virtual_time_s"]) == (5, whole[4].closed_s)
+
+
+def test_the_best_of_a_sweep_with_a_target_is_there_first(whole: list[RoundRecord], tmp_path: Path) -> None:
+    given = {name: [value] for name, value in GIVEN.items() if name != "fraction"}
+    given |= {"train": [True], "fraction": [0.2, 1.0], "until": [f"accuracy={between(whole, 5)}"]}
+    rows = sweep(tmp_path, ["boston"], **given)
+    times = {row["fraction"]: row["time_to_target_s"] for row in rows}
+    best = min((time, fraction) for fraction, time in times.items() if time is not None)[1]
+    said = text_of(sweep_page(rows))
+    assert f"The best setting is the one with the shortest time to the target: C {best:g}, with" in said
+    assert "Time to target" in said
+    assert "when the target was reached that was then held" in sweep_page(rows)
+    assert "No setting has a finite score, or reached its target" in text_of(
+        sweep_page([row | {"time_to_target_s": None} for row in rows])
+    )
 
 
 def test_page_and_summary_say_when_the_target_was_reached(

@@ -71,6 +71,8 @@ class Learning:
                 memory_mb=settings.memory_mb,
                 threads=settings.threads,
             )
+        if settings.eval_clients and shards is not None:
+            self.per_client()  # a metric that fails on the data of a client is refused before the first round
 
     def model(self) -> dict[str, Tensor]:
         """The latest global model, as a module's state."""

@@ -60,7 +60,7 @@ def trainers(task: str, device: torch.device) -> tuple[Settings, list[np.ndarray
             problem,
             shards,
             batch_size=settings.batch_size,
-            optimiser=Optimiser(lr=settings.lr),
+            optimiser=Optimiser(lr=settings.learning_rate),
             device=device,
             memory_mb=8192 if device.type == "cuda" else 1024,
         )

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from safa.aggregation.registry import available, optimisers
+from safa.analysis import METRICS, TARGET_METRICS
 from safa.protocol import Protocol
+from safa.tasks import measures
 from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
 from safa.vocabulary import FLEETS
@@ -69,6 +71,25 @@ def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -
     reached = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(reached) == 4
     assert min(reached) > 0.5
+
+
+def test_the_metrics_of_the_docs_are_measured_and_the_target_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    own, afterwards = blocks("docs/metrics.md")
+    exec(own, names)
+    assert "['auc', 'brier', 'recall', 'recall_0', 'recall_1']" in capsys.readouterr().out
+    summary, records = names["run"].summary, list(names["run"].records())
+    assert len(records) == summary["rounds_to_target"] + 2 < 40
+    assert summary["best_auc"] >= 0.95
+    assert summary["best_brier"] == min(record.metrics["brier"] for record in records)
+    exec(afterwards, names)
+    assert capsys.readouterr().out.strip().isdigit()
+
+
+def test_every_metric_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = {name for row in re.findall(r"^\| (.+?) \| ", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named >= {*METRICS, *TARGET_METRICS, *measures.__all__}
 
 
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:

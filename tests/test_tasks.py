@@ -36,8 +36,8 @@ from safa.tasks import (
     kdd99,
     partition,
 )
-from safa.tasks.accuracy import closeness, share_right, share_right_side
 from safa.tasks.files import Source, data_file, resume_download
+from safa.tasks.measures import accuracy, closeness, share_right_side
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_accuracy_of_task_1_is_a_mean_over_samples() -> None:
 
 
 def test_accuracy_of_task_2_is_the_share_of_matches() -> None:
-    assert float(share_right(tensor([0.1, 0.9], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]), tensor(1, 0, 1, 1))) == 0.75
+    assert float(accuracy(tensor([0.1, 0.9], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]), tensor(1, 0, 1, 1))) == 0.75
 
 
 def test_accuracy_of_task_3_counts_the_right_side_and_nothing_on_the_border() -> None:
@@ -129,7 +129,7 @@ def test_digits_are_learnt(one_thread: None) -> None:
     model = problem.start_model(0)
     descend(problem, model, lr=task.lr, batch_size=task.batch_size, epochs=8)
     with torch.no_grad():
-        assert float(problem.accuracy(model(problem.test[0]), problem.test[1])) > 0.9
+        assert problem.measure(model(problem.test[0]), problem.test[1])["accuracy"] > 0.9
 
 
 def descend(problem: Problem, model: torch.nn.Module, *, lr: float, batch_size: int, epochs: int) -> None:
@@ -352,7 +352,7 @@ number = 3
 def needs(size): return problem
 def wrong(): return "a problem"
 def breaks(): return 1 / 0
-def refuses(): return Problem(model=make, loss=make, accuracy=make, train=(torch.zeros(3), torch.zeros(2)),
+def refuses(): return Problem(model=make, loss=make, train=(torch.zeros(3), torch.zeros(2)),
                               test=(torch.zeros(0), torch.zeros(0)))
 """
 

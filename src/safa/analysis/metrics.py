@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,11 @@ class Metrics:
             self._kept = np.concatenate([self._kept, np.zeros(missing, dtype=np.bool_)])
 
     @property
+    def target_held(self) -> bool:
+        """Whether the target has been reached and held."""
+        return self.reached is not None and self.reached.held
+
+    @property
     def merged(self) -> NDArray[np.int64]:
         """How many updates of each client reached the global model."""
         return self._merged.copy()
@@ -157,9 +163,13 @@ class Metrics:
         """The best and the last of the loss and of each metric."""
         names = (*self._directions, "loss")
         found = {name: [score[name] for score in self.scores if name in score] for name in names}
-        best = {name: max if higher_is_better(name, self._directions) else min for name in names}
-        values = {f"best_{name}": best[name](scores, default=None) for name, scores in found.items()}
+        values = {f"best_{name}": self._best(name, scores) for name, scores in found.items()}
         return values | {f"last_{name}": scores[-1] if scores else None for name, scores in found.items()}
+
+    def _best(self, name: str, scores: Sequence[float]) -> float | None:
+        """The best of these; NaN only where there is nothing else."""
+        best = max if higher_is_better(name, self._directions) else min
+        return best([score for score in scores if not math.isnan(score)] or scores, default=None)
 
 
 def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:

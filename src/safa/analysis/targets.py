@@ -11,7 +11,7 @@ from typing import Any
 from safa.errors import SafaError
 from safa.protocol.records import RoundRecord
 
-__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached"]
+__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached", "target_words"]
 
 TARGET_METRICS: dict[str, str] = {
     "time_to_target_s": "when the target was reached that was then held",
@@ -93,6 +93,16 @@ class Reached:
         """Under the names in `TARGET_METRICS`."""
         found = self._since if self.held and self._since else (None, None, None)
         return dict(zip(TARGET_METRICS, found, strict=True))
+
+
+def target_words(target: Target | None, values: Mapping[str, Any]) -> str:
+    """Whether and when a run reached its target, from its metrics, in a sentence; nothing where it has none."""
+    if target is None:
+        return ""
+    number, at_s = values["rounds_to_target"], values["time_to_target_s"]
+    if number is None:
+        return f"It did not reach its target, {target}."
+    return f"It reached its target, {target}, in round {number}, after {at_s:,.0f} s."
 
 
 def reached(records: Iterable[RoundRecord], target: Target) -> dict[str, Any]:

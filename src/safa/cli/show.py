@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from safa.analysis import all_metrics
+from safa.analysis import all_metrics, target_words
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 
@@ -117,11 +117,13 @@ def _times(values: dict[str, Any], settings: Settings) -> str:
     hours, wall_s, main = values["virtual_time_s"] / 3600, values["wall_time_s"], next(iter(settings.metrics), "loss")
     last = values.get(f"last_{main}")
     learnt = "" if last is None else f" On the test set the {main} of the last model is {last:.3f}."
-    return f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
+    target = target_words(settings.target, values)
+    said = f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
+    return f"{said} {target}" if target else said
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 _SHOWN = {

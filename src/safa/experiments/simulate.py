@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from safa.analysis import Metrics
 from safa.errors import SafaError
 from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
@@ -56,7 +55,8 @@ class Experiment:
             rounds=settings.rounds,
             learner=self._learning.learner if self._learning else None,
             checkpoint_every=settings.checkpoint_every,
-            metrics=Metrics(settings.metrics, settings.target),
+            directions=settings.metrics,
+            target=settings.target,
             notes=lambda: self._notes,
             repeats=True,
         )
@@ -73,14 +73,14 @@ class Experiment:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
-        if not self.is_over:
-            yield from (record for record in self._records if record.round > self.server.finished)
+        while not self.is_over and (record := next(self._records, None)) is not None:
+            if record.round > self.server.finished:
+                yield record
 
     @property
     def is_over(self) -> bool:
         """Whether the target of the run has been held."""
-        reached = self.server.metrics.reached
-        return reached is not None and reached.held
+        return self.server.metrics.target_held
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""

@@ -362,6 +362,9 @@ class Settings:
         Schedule.parse(self.schedule)
         if self.nesterov and self.optimiser == "sgd" and not self.momentum:
             raise SafaError("nesterov needs a momentum above 0")
+        if not all(better in ("higher", "lower") for better in self.metrics.values()):
+            raise SafaError(f"metrics must say higher or lower of each, not {dict(self.metrics)!r}")
+        self.target  # noqa: B018 - one that cannot be reached is refused here
 
     def _take_options(self) -> None:
         """Check the own settings of protocol and aggregator, of which those behind "aggregator." are the latter's.

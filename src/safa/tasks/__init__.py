@@ -1,6 +1,7 @@
 """The tasks: what is learnt, on which data, and with which settings by default.
 
-`Problem`, `Data` and `from_dataset` are loaded on first use, because they bring torch along and rounds alone need none.
+`Problem`, `Metric`, `Data` and `from_dataset` are loaded on first use, because they bring torch along and
+rounds alone need none.
 """
 
 from importlib import import_module

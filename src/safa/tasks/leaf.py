@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from safa.errors import SafaError
-from safa.tasks.accuracy import share_right
 from safa.tasks.datasets import Data, pooled
+from safa.tasks.measures import accuracy, perplexity
 from safa.tasks.problem import Problem
 
 __all__ = ["ALPHABET", "femnist", "read_leaf", "shakespeare"]
@@ -48,7 +48,7 @@ def femnist(folder: str | Path, *, width: int = 32) -> Problem:
 
     The network has two convolutions of 5x5, of `width` and twice as many channels, and a hidden layer of 16 `width`.
     """
-    return _problem(folder, _images, lambda: _network(width), {"accuracy": share_right})
+    return _problem(folder, _images, lambda: _network(width), {"accuracy": accuracy})
 
 
 def shakespeare(folder: str | Path, *, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Problem:
@@ -56,7 +56,8 @@ def shakespeare(folder: str | Path, *, embedding: int = 8, hidden: int = 256, la
 
     An LSTM reads the characters of x, numbered as in `ALPHABET`, and its last output says which one follows.
     """
-    return _problem(folder, _texts, lambda: _NextCharacter(embedding, hidden, layers), {"accuracy": share_right})
+    measures = {"accuracy": accuracy, "perplexity": perplexity}
+    return _problem(folder, _texts, lambda: _NextCharacter(embedding, hidden, layers), measures)
 
 
 def _problem(

@@ -57,6 +57,8 @@ class Problem:
         for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
             if len(inputs) != len(targets) or not len(inputs):
                 raise SafaError(f"the {name} data have {len(inputs)} inputs and {len(targets)} targets")
+        if not isinstance(self.metrics, Mapping):
+            raise SafaError(f"metrics are functions by name, not {self.metrics!r}")
         if self.shards is not None:
             object.__setattr__(self, "shards", checked_parts(self.shards, len(self.train[0]), what="shard"))
         for name, column in self.columns.items():
@@ -101,11 +103,26 @@ class Problem:
         return {name: "lower" if name in lower else "higher" for name in self.metrics}
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """All metrics of a set by name; one of a number per class is their mean, and NAME_0, NAME_1, ..."""
+        """All metrics of a set by name; one of a number per class is NAME_0, NAME_1, ... and their mean without NaN."""
         found: dict[str, float] = {}
         for name, metric in self.metrics.items():
-            value = (metric.measure if isinstance(metric, Metric) else metric)(output, target)
-            several = value.flatten().tolist() if isinstance(value, Tensor) and value.ndim else []
-            found[name] = sum(several) / len(several) if several else float(value)
+            values = _values(name, metric.measure if isinstance(metric, Metric) else metric, output, target)
+            several = values.flatten().tolist() if values.ndim else []
+            found[name] = float(values.nanmean()) if several else float(values)
             found |= {f"{name}_{place}": one for place, one in enumerate(several)}
         return found
+
+
+def _values(name: str, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
+    """What a metric comes to, in double precision."""
+    try:
+        value = measure(output, target)
+    except Exception as error:
+        raise SafaError(f"the metric {name} failed: {type(error).__name__}: {error}") from error
+    try:
+        values = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(0)
+    if not values.numel():
+        raise SafaError(f"the metric {name} must be a number, or a tensor of one for each class, not {value!r}")
+    return values

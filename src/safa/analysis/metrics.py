@@ -58,7 +58,8 @@ class Metrics:
 
     def __init__(self, directions: Mapping[str, str] | None = None, target: Target | None = None) -> None:
         """`directions` says of the problem's metrics whether higher or lower is better (see `Settings.metrics`)."""
-        self._directions = dict(directions or {})
+        self.directions = dict(directions or {})
+        """The problem's metrics, the main one first: "higher" or "lower", whichever is better."""
         self.reached = Reached(target) if target is not None else None
         """How far the run is from its target, if it has one."""
         self._rounds = 0
@@ -155,9 +156,9 @@ class Metrics:
 
     def _score_values(self) -> dict[str, float | None]:
         """The best and the last of the loss and of each metric."""
-        names = (*self._directions, "loss")
+        names = (*self.directions, "loss")
         found = {name: [score[name] for score in self.scores if name in score] for name in names}
-        best = {name: max if higher_is_better(name, self._directions) else min for name in names}
+        best = {name: max if higher_is_better(name, self.directions) else min for name in names}
         values = {f"best_{name}": best[name](scores, default=None) for name, scores in found.items()}
         return values | {f"last_{name}": scores[-1] if scores else None for name, scores in found.items()}
 

@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
     if experiment.caution and not arguments.quiet:
         print(f"safa: {experiment.caution}", file=sys.stderr)
     _finish(experiment, writer, quiet=arguments.quiet)
+    if experiment.doubt and not arguments.quiet:
+        print(f"safa: {experiment.doubt}", file=sys.stderr)
     result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}
     if arguments.json:
         print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from safa.analysis import Metrics
 from safa.errors import SafaError
+from safa.experiments.callbacks import NO_CALLBACKS, Callback, Callbacks
 from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
+from safa.runs.options import SettingsOptions
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
-from safa.tasks import UNNAMED, load_problem, problem_of, task_of
+from safa.tasks import TASKS, UNNAMED, load_problem, problem_of, task_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +69,18 @@ class Experiment:
         """What somebody who uses these settings has to know; empty as a rule."""
         return self._learning.aggregator.caution if self._learning else ""
 
+    @property
+    def doubt(self) -> str:
+        """What speaks against the learning rate of a problem that is not built in: a loss that did not fall."""
+        losses = [score["loss"] for score in self.server.metrics.scores]
+        alone = len(losses) == 1 and math.isfinite(losses[0])
+        if self.settings.task in TASKS or not losses or alone or losses[-1] < losses[0]:
+            return ""
+        return (
+            f"the loss on the test set did not fall: it was {losses[0]:.4g} when it was first evaluated and is "
+            f"{losses[-1]:.4g} now; the learning rate, {self.settings.lr}, may be wrong, and lr = auto finds one"
+        )
+
     def resume(self, run: Run, checkpoint: Checkpoint) -> None:
         """Resume after the rounds of a checkpoint."""
         self.server.resume(run, checkpoint)
@@ -100,13 +116,23 @@ def _learning(settings: Settings, problem: Problem, fleet: Fleet, protocol: Prot
     return Learning(settings, problem, protocol, shards=shards)
 
 
-def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
-    """Run an experiment to its end, a record a round, and write its folder as it goes."""
+def run_to_end(
+    experiment: Experiment,
+    writer: RunWriter | None,
+    callbacks: Callbacks = NO_CALLBACKS,
+    last: RoundRecord | None = None,
+) -> Iterator[RoundRecord]:
+    """Run an experiment to its end, a record a round, and write its folder as it goes.
+
+    `last` is the round after which it is resumed: the callbacks see it once more.
+    """
     experiment.server.writer = writer
     try:
-        for record in experiment.rounds():
+        stopped = last is not None and callbacks.on_round(last, experiment.server)
+        for record in () if stopped else experiment.rounds():
+            stopped = callbacks.on_round(record, experiment.server)
             yield record
-            if experiment.is_over:
+            if stopped or experiment.is_over:
                 break
     except BaseException:
         if writer is not None:
@@ -179,16 +205,31 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 
-def resume(folder: str | Path, problem: str | Problem | None = None) -> Run:
+def resume(folder: str | Path, problem: str | Problem | None = None, *, callbacks: Sequence[Callback] = ()) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
-    built in: the problem itself, or its name as `package.module:attribute`.
+    built in: the problem itself, or its name as `package.module:attribute`. `callbacks` are as for `simulate`.
     """
+    told = Callbacks(callbacks, load_run(folder).settings)
     experiment, writer = resume_run(folder, problem)
-    for _ in run_to_end(experiment, writer):
+    for _ in run_to_end(experiment, writer, told, _last_round(folder, experiment) if callbacks else None):
         pass
-    return load_run(folder)
+    return _ended(experiment, load_run(folder), told)
+
+
+def _last_round(folder: str | Path, experiment: Experiment) -> RoundRecord | None:
+    """The round after which a run is resumed; None where it begins again."""
+    finished = experiment.server.finished
+    return next(islice(load_run(folder).records(), finished - 1, None)) if finished else None
+
+
+def _ended(experiment: Experiment, run: Run, callbacks: Callbacks) -> Run:
+    """A run that is finished, after everybody was told."""
+    if experiment.doubt:
+        warnings.warn(experiment.doubt, stacklevel=3)
+    callbacks.on_end(run)
+    return run
 
 
 def simulate(
@@ -197,27 +238,31 @@ def simulate(
     out: str | Path | None = None,
     force: bool = False,
     preset: str | Path | None = None,
-    **settings: Any,
+    callbacks: Sequence[Callback] = (),
+    **settings: Unpack[SettingsOptions],
 ) -> Run:
     """Run a protocol on a task, or on a problem of your own, and return the run.
 
     Settings are those of the command line, by name: `simulate("boston", protocol="fedavg", fraction=0.3, seed=1)`. With
-    `out` the run is written to that folder, too.
+    `out` the run is written to that folder, too. `callbacks` are called after every round and at the end; see
+    `safa.experiments.callbacks`.
     """
     problem = None if isinstance(task, str) else task
     named = task if isinstance(task, str) else task_of(task, UNNAMED)
     chosen = Settings.of(named, preset=preset, **settings)
     experiment = Experiment(chosen, problem)
     chosen = experiment.settings
+    told = Callbacks(callbacks, chosen)
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
-    records = list(run_to_end(experiment, writer))
-    return Run(
+    records = list(run_to_end(experiment, writer, told))
+    run = Run(
         settings=chosen,
         summary=experiment.summary(),
         folder=Path(out) if out is not None else None,
         held_records=records,
         held_model=experiment.model(),
     )
+    return _ended(experiment, run, told)
 
 
 def _with_threads(settings: Settings) -> Settings:

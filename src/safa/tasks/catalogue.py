@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
@@ -134,7 +134,9 @@ def find_task(name: str) -> Task:
     if ":" in name:
         return _own_task(name)
     if name not in TASKS:
-        raise SafaError(f"there is no task {name!r}; there are {', '.join(TASKS)}, or your own as package.module:name")
+        close = did_you_mean(name, TASKS)
+        own = "or your own as package.module:name"
+        raise SafaError(f"there is no task {name!r}{close}; there are {', '.join(TASKS)}, {own}")
     return TASKS[name]
 
 

@@ -45,7 +45,7 @@ ROOMS: dict[str, Room] = {
     "analysis": room(["protocol.records"], "numpy"),
     "tasks": room(packages="numpy torch pooch requests tqdm"),
     "aggregation": room(["protocol.records"], "numpy torch"),
-    "runs": room(["protocol", "analysis", "tasks", "aggregation.registry"], "numpy torch safetensors"),
+    "runs": room(["protocol", "analysis", "tasks", "aggregation.registry"], "numpy torch safetensors pandas"),
     "fleet": room(["runs.settings"], "numpy"),
     "training": room(["tasks", "runs.settings"], "numpy torch"),
     "server": room(["protocol", "analysis", "tasks", "aggregation", "runs", "training"], "numpy torch"),
@@ -55,10 +55,10 @@ ROOMS: dict[str, Room] = {
     "deploy.exchange": room(DEPLOYED, "numpy torch safetensors"),
     "deploy.flower": room([*DEPLOYED, "deploy"], "numpy torch flwr httpx uvicorn"),
     "deploy.launcher": room([*DEPLOYED, "deploy"], "numpy cryptography flwr httpx uvicorn"),
-    "report": room(["analysis", "runs", "protocol.records"], "numpy altair vl_convert"),
+    "report": room(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert"),
     "testing": room(["protocol", "aggregation"], "numpy torch"),
     "paper": room([*SIMULATED, "experiments", "deploy", "report", "testing"], "numpy torch altair"),
-    "__init__": room(["analysis", "protocol.records", "runs", "simulation", "experiments"]),
+    "__init__": room(["analysis", "protocol.records", "tasks", "runs", "simulation", "experiments", "report"]),
     "cli": room(
         [*SIMULATED, "experiments", "deploy", "report", "testing", "paper", "__init__"], "rich torch safetensors"
     ),

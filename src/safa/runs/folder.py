@@ -247,6 +247,18 @@ class Run:
                 if line.endswith(b"\n"):
                     yield _record(line, order, f"{path}, line {number}")
 
+    def to_pandas(self) -> Any:
+        """A data frame of pandas with a row a round: its numbers, counts of clients, loss and metrics."""
+        from safa.runs.frames import rounds_frame
+
+        return rounds_frame(self.records())
+
+    def updates(self) -> Any:
+        """A data frame of pandas with a row an update that came in, in order of arrival, and what became of it."""
+        from safa.runs.frames import updates_frame
+
+        return updates_frame(self.records())
+
     def has_rounds(self) -> bool:
         """Whether there is a file of rounds; a run that was stopped at its very beginning has none."""
         return self.folder is None or (self.folder / _ROUNDS).exists()

@@ -24,7 +24,7 @@ from safa.runs.options import SettingsOptions
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
-from safa.tasks import TASKS, UNNAMED, load_problem, problem_of, task_of
+from safa.tasks import TASKS, given_task, load_problem, problem_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,7 +144,7 @@ def run_to_end(
 
 def resume_run(
     folder: str | Path,
-    problem: str | Problem | None = None,
+    problem: str | Problem | Callable[[], Problem] | None = None,
     *,
     tell: Callable[[str], object] = warnings.warn,
     how: Callable[[str], str] = lambda task: f"safa.resume(folder, {task!r})",
@@ -205,11 +205,17 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 
-def resume(folder: str | Path, problem: str | Problem | None = None, *, callbacks: Sequence[Callback] = ()) -> Run:
+def resume(
+    folder: str | Path,
+    problem: str | Problem | Callable[[], Problem] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
-    built in: the problem itself, or its name as `package.module:attribute`. `callbacks` are as for `simulate`.
+    built in: the problem itself, a function that makes it, or its name as `package.module:attribute`. `callbacks` are
+    as for `simulate`.
     """
     told = Callbacks(callbacks, load_run(folder).settings)
     experiment, writer = resume_run(folder, problem)
@@ -233,7 +239,7 @@ def _ended(experiment: Experiment, run: Run, callbacks: Callbacks) -> Run:
 
 
 def simulate(
-    task: str | Problem,
+    task: str | Problem | Callable[[], Problem],
     *,
     out: str | Path | None = None,
     force: bool = False,
@@ -241,16 +247,15 @@ def simulate(
     callbacks: Sequence[Callback] = (),
     **settings: Unpack[SettingsOptions],
 ) -> Run:
-    """Run a protocol on a task, or on a problem of your own, and return the run.
+    """Run a protocol on a task, on a problem of your own, or on one that a function of yours makes; return the run.
 
     Settings are those of the command line, by name: `simulate("boston", protocol="fedavg", fraction=0.3, seed=1)`. With
     `out` the run is written to that folder, too. `callbacks` are called after every round and at the end; see
     `safa.experiments.callbacks`.
     """
-    problem = None if isinstance(task, str) else task
-    named = task if isinstance(task, str) else task_of(task, UNNAMED)
+    named = given_task(task)
     chosen = Settings.of(named, preset=preset, **settings)
-    experiment = Experiment(chosen, problem)
+    experiment = Experiment(chosen, None if isinstance(task, str) else named.load())
     chosen = experiment.settings
     told = Callbacks(callbacks, chosen)
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None

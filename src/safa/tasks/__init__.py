@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from safa.tasks.catalogue import TASKS, UNNAMED, Task, find_task, load_problem, problem_of, task_of
+from safa.tasks.catalogue import TASKS, UNNAMED, Task, find_task, given_task, load_problem, problem_of, task_of
 from safa.tasks.partition import check_partition, partition
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "check_partition",
     "find_task",
     "from_dataset",
+    "given_task",
     "load_problem",
     "partition",
     "problem_of",

@@ -107,7 +107,7 @@ class _Honest:
         self.layout = trainer.layout
         self._trainer, self._trains = trainer, trains
 
-    def train(self, clients: NDArray[np.int64], start: Tensor, *, epochs: int) -> Tensor:
+    def train(self, clients: NDArray[np.int64], start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
         updates = start + NUDGE
         mine = self._trains[clients]
         if mine.any():

@@ -99,8 +99,12 @@ def test_mypy_checks_the_call_of_a_user(tmp_path: Path) -> None:
     lines = ["from safa import Settings, simulate, sweep", *WRONG]
     (tmp_path / "wrong.py").write_text("\n".join(lines) + "\n")
     files = [str(tmp_path / name) for name in ("right.py", "wrong.py")]
-    cache = f"--cache-dir={tmp_path / 'cache'}"
-    out, err, _ = api.run([*files, "--strict", "--no-error-summary", "--follow-imports=silent", cache])
+    source = Path(safa.__file__).parent.parent
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nstrict = true\nmypy_path = {source}\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n"
+    )
+    ways = [f"--config-file={tmp_path / 'mypy.ini'}", f"--cache-dir={tmp_path / 'cache'}", "--no-error-summary"]
+    out, err, _ = api.run([*files, *ways])
     assert err == ""
     assert "right.py" not in out, out
     for number, complaint in enumerate(WRONG.values(), 2):

@@ -50,7 +50,7 @@ ROOMS: dict[str, Room] = {
     "training": room(["tasks", "runs.settings", "runs.schedule"], "numpy torch"),
     "server": room(["protocol", "analysis", "tasks", "aggregation", "runs", "training"], "numpy torch"),
     "simulation": room(["fleet", "server", "protocol", "runs.settings"], "numpy"),
-    "experiments": room(SIMULATED, "numpy torch"),
+    "experiments": room(SIMULATED, "numpy pandas torch"),
     "deploy": room(),
     "deploy.exchange": room(DEPLOYED, "numpy torch safetensors"),
     "deploy.flower": room([*DEPLOYED, "deploy"], "numpy torch flwr httpx uvicorn"),

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import safa
-from safa.cli import aggregators, bias, deploy, protocols, replay, report, reproduce, run, sweep, tasks
+from safa.cli import aggregators, best, bias, deploy, protocols, replay, report, reproduce, run, sweep, tasks
 from safa.errors import SafaError, did_you_mean
 
 __all__ = ["entry", "main"]
 
-_COMMANDS = (run, sweep, report, replay, reproduce, bias, deploy, protocols, aggregators, tasks)
+_COMMANDS = (run, sweep, best, report, replay, reproduce, bias, deploy, protocols, aggregators, tasks)
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141
 _STOP_LIMIT_S = 8.0
 """How long a program that was stopped may take to end in the ordinary way."""

@@ -18,6 +18,7 @@ from mypy import api
 import safa
 from safa import Metric, Problem, RoundRecord, Settings, load_run, simulate
 from safa.errors import SafaError
+from safa.experiments.sweep import _listed
 from safa.runs.options import SettingsOptions, SweepOptions, Table
 
 NOT_GIVEN = {"task", "metrics"}
@@ -272,3 +273,25 @@ def test_a_loss_that_fell_is_not(recwarn: pytest.WarningsRecorder) -> None:
     simulate(make_here, rounds=1, lr=3.0)  # one evaluation alone says nothing
     simulate("boston", rounds=2, lr=1e3)  # settings of a task that is built in are its author's
     assert not recwarn
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_takes_lists_and_a_function_that_makes_a_problem() -> None:
+    swept = safa.sweep(make_here, protocol=["safa", "fedavg"], seed=range(2), rounds=2, lr=0.1)
+    found = [(row["task"], row["protocol"], row["seed"]) for row in swept.rows]
+    name = "tests.test_python:make_here"
+    assert found == [(name, "safa", 0), (name, "safa", 1), (name, "fedavg", 0), (name, "fedavg", 1)]
+
+
+@pytest.mark.parametrize("name", ["speeds", "sizes", "links", "trace"])
+def test_numbers_about_clients_are_one_value_of_a_sweep(name: str) -> None:
+    assert _listed(name, [4.0, 3.0]) == [[4.0, 3.0]]
+    assert _listed(name, ["a.txt", Path("b.txt")]) == ["a.txt", Path("b.txt")]
+    assert _listed("fraction", (0.1, 0.3)) == [0.1, 0.3]
+
+
+def test_workers_need_a_problem_with_a_name() -> None:
+    with pytest.raises(SafaError, match="a problem that is given as an object runs with workers=1"):
+        safa.sweep(make_here(), seed=[0, 1], rounds=2, workers=2)

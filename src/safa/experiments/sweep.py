@@ -224,12 +224,11 @@ def sweep(
     object does. A program that asks for several `workers` needs the usual `if __name__ == "__main__":`.
     """
     own = None if isinstance(task, str | Sequence) else given_task(task)
-    tasks = list(task) if isinstance(task, Sequence) and not isinstance(task, str) else [task]
+    tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
     given = {name: _listed(name, value) for name, value in settings.items()}
     runs = combinations(tasks if own is None else [own], given, preset=preset)
-    by_name = own is None or (own.name != UNNAMED and workers > 1)  # workers load a task by its name
-    problem = None if by_name or own is None else own.load()
-    if problem is not None and workers > 1:
+    problem = own.load() if own is not None and workers == 1 else None  # several workers load it by its name
+    if own is not None and own.name == UNNAMED and workers > 1:
         raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
     kept = None
     if out is None:

@@ -52,6 +52,13 @@ def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch
     assert all((names["model"][name] == tensor).all() for name, tensor in names["run"].model().items())
 
 
+def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("docs/local-work.md")[0], {"__name__": "local_work"})
+    reached = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(reached) == 4
+    assert min(reached) > 0.5
+
+
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     names: dict[str, Any] = {}
     protocol_example, test_example = blocks("docs/own-protocol.md")

@@ -259,6 +259,17 @@ def test_a_metric_and_a_callback_of_ones_own_stop_a_run_at_a_target(mine: Any, t
     assert run.settings.metrics == {"worst": "lower"}
 
 
+def test_a_schedule_of_ones_own_is_kept_by_name_and_given_again(mine: Any, tmp_path: Path) -> None:
+    whole = simulate(mine.make, **GIVEN, schedule=mine.falling)
+    assert whole.settings.schedule == "elsewhere_mine:falling"
+    stop = mine.Stop(worst=-1.0)
+    run = simulate(mine.make, **GIVEN, schedule=mine.falling, out=tmp_path / "run", callbacks=[stop])
+    assert [record.loss for record in run.records()] == [record.loss for record in whole.records()]
+    assert [record.loss for record in run.records()] != [record.loss for record in simulate(mine.make, **GIVEN).records()]
+    model = safa.replay(load_run(tmp_path / "run"), mine.make, schedule=mine.falling)
+    assert all((model[name] == tensor).all() for name, tensor in whole.model().items())
+
+
 # -- a loss that does not fall -----------------------------------------------------------------------------------------
 
 

@@ -235,6 +235,7 @@ NAMES: dict[str, Iterable[Any]] = {
     "aggregator": registry.available(),
     "server_optimiser": registry.optimisers(),
     "train": (True, False),
+    "local_steps": (0,),
 }
 """What settings without a list of choices may be."""
 

@@ -21,6 +21,7 @@ from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
 from safa.runs.options import SettingsOptions
+from safa.runs.schedule import check_given
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
@@ -146,12 +147,14 @@ def resume_run(
     folder: str | Path,
     problem: str | Problem | Callable[[], Problem] | None = None,
     *,
+    schedule: str | Callable[[int], float] | None = None,
     tell: Callable[[str], object] = warnings.warn,
     how: Callable[[str], str] = lambda task: f"safa.resume(folder, {task!r})",
 ) -> tuple[Experiment, RunWriter]:
     """An experiment that continues where the run in this folder was stopped.
 
-    Nothing in the folder is changed before everything has been read and checked. `tell` is given a sentence for every
+    Nothing in the folder is changed before everything has been read and checked. A schedule that is a function of
+    one's own must be given again, as a task that is not built in. `tell` is given a sentence for every
     checkpoint that could not be used.
     """
     run = load_run(folder)
@@ -162,6 +165,7 @@ def resume_run(
     found = find_checkpoint(run)
     if run.has_rounds() and not found.rounds:
         _check_first_round(run)
+    check_given(run.settings.schedule, schedule)
     chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
@@ -209,16 +213,18 @@ def resume(
     folder: str | Path,
     problem: str | Problem | Callable[[], Problem] | None = None,
     *,
+    schedule: str | Callable[[int], float] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
-    built in: the problem itself, a function that makes it, or its name as `package.module:attribute`. `callbacks` are
-    as for `simulate`.
+    built in: the problem itself, a function that makes it, or its name as `package.module:attribute`. `schedule` is
+    needed where the schedule of the run is a function: that function, or the schedule as text. `callbacks` are as for
+    `simulate`.
     """
     told = Callbacks(callbacks, load_run(folder).settings)
-    experiment, writer = resume_run(folder, problem)
+    experiment, writer = resume_run(folder, problem, schedule=schedule)
     for _ in run_to_end(experiment, writer, told, _last_round(folder, experiment) if callbacks else None):
         pass
     return _ended(experiment, load_run(folder), told)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
+import safa
+from safa import load_run
 from safa.aggregation.registry import available, optimisers
 from safa.analysis import METRICS, TARGET_METRICS
 from safa.protocol import Protocol
+from safa.protocol.records import Verdict
+from safa.runs.options import SettingsOptions
 from safa.tasks import measures
 from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
@@ -122,6 +127,54 @@ def test_the_fleets_of_the_docs_are_simulated(
     names: dict[str, Any] = {}
     exec(from_fedscale, names)
     assert names["run"].settings.speeds == tuple(names["slower"])
+
+
+def test_the_examples_of_the_python_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, callbacks, frames, script = blocks("docs/python.md")
+    exec(first, {})
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+    names: dict[str, Any] = {}
+    exec(callbacks, names)
+    accuracies = [record.metrics["accuracy"] for record in names["run"].records()]
+    assert min(accuracies[-2:]) >= 0.7 > accuracies[-3]
+    exec(frames, {})
+    exec(script, {"__name__": "__main__"})
+    assert load_run("runs/mine").summary is not None
+    assert re.search(r"\b\d+ rounds\n", capsys.readouterr().out)
+
+
+def test_the_table_of_settings_is_up_to_date() -> None:
+    names: dict[str, Any] = {"__name__": "docs", "__file__": str(ROOT / "docs" / "settings_table.py")}
+    exec((ROOT / "docs" / "settings_table.py").read_text(encoding="utf-8"), names)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) >= set(get_type_hints(SettingsOptions))
+    assert page == names["with_table"](page), "run python docs/settings_table.py"
+
+
+def test_every_public_name_is_on_the_python_page() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    missing = [name for name in safa.__all__ if not re.search(rf"`(?:safa\.)?{name}\b|\bsafa\.{name}\b", page)]
+    assert not missing
+
+
+def test_every_field_of_a_record_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE)
+    found = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(found) == sorted(item.name for item in fields(safa.RoundRecord))
+    exec(blocks("docs/records.md")[0], {})
+    assert "round 5: " in capsys.readouterr().out
+
+
+def test_the_glossary_has_the_words_of_the_protocols() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = [word for row in re.findall(r"^\| \*\*(.+?)\*\* \| ", page, re.MULTILINE) for word in row.split(", ")]
+    assert {verdict.name.lower() for verdict in Verdict} <= set(words)
+    more = "deprecated futility lag staleness version base quota starved cache bypass EUR SR VV T_dist T_lim tau C"
+    assert set(more.split()) <= set(words)
 
 
 def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:

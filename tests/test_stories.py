@@ -354,7 +354,9 @@ def test_an_aggregator_is_refused_in_one_sentence(shell: Shell) -> None:
     assert shell.refuses(f"{run} --set aggregator.clip=tight") == (
         "clipped refuses its settings: '>' not supported between instances of 'str' and 'int'"
     )
-    assert shell.refuses(f"{run}s").startswith("there is no aggregator 'clippeds'; there are mean, population, ")
+    assert shell.refuses(f"{run}s").startswith(
+        "there is no aggregator 'clippeds' (did you mean clipped?); there are mean,"
+    )
 
 
 @pytest.mark.parametrize("kind", ["protocols", "aggregators"])

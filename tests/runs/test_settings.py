@@ -15,6 +15,7 @@ from safa.aggregation import registry
 from safa.errors import SafaError
 from safa.protocol import available as protocols
 from safa.runs import presets
+from safa.runs.options import Clock
 from safa.runs.settings import CLOCKS
 
 
@@ -212,7 +213,7 @@ CHANGED: dict[str, Any] = {
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"])
-def test_exactly_those_settings_are_refused_that_change_nothing(protocol: str, clock: str) -> None:
+def test_exactly_those_settings_are_refused_that_change_nothing(protocol: str, clock: Clock) -> None:
     if clock == "paper" and protocol in ("fedasync", "fedbuff"):
         return
     plain = Settings.of("digits", protocol=protocol, clock=clock, clients=12, rounds=8, crash_rate=0.5, train=False)

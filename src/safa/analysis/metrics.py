@@ -59,7 +59,8 @@ class Metrics:
 
     def __init__(self, directions: Mapping[str, str] | None = None, target: Target | None = None) -> None:
         """`directions` says of the problem's metrics whether higher or lower is better (see `Settings.metrics`)."""
-        self._directions = dict(directions or {})
+        self.directions = dict(directions or {})
+        """The problem's metrics, the main one first: "higher" or "lower", whichever is better."""
         self.reached = Reached(target) if target is not None else None
         """How far the run is from its target, if it has one."""
         self._rounds = 0
@@ -161,14 +162,14 @@ class Metrics:
 
     def _score_values(self) -> dict[str, float | None]:
         """The best and the last of the loss and of each metric."""
-        names = (*self._directions, "loss")
+        names = (*self.directions, "loss")
         found = {name: [score[name] for score in self.scores if name in score] for name in names}
         values = {f"best_{name}": self._best(name, scores) for name, scores in found.items()}
         return values | {f"last_{name}": scores[-1] if scores else None for name, scores in found.items()}
 
     def _best(self, name: str, scores: Sequence[float]) -> float | None:
         """The best of these; NaN only where there is nothing else."""
-        best = max if higher_is_better(name, self._directions) else min
+        best = max if higher_is_better(name, self.directions) else min
         return best([score for score in scores if not math.isnan(score)] or scores, default=None)
 
 

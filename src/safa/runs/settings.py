@@ -16,14 +16,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from safa.analysis.targets import Target
-from safa.errors import MisuseError, SafaError
+from safa.errors import MisuseError, SafaError, did_you_mean
 from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
+from safa.runs.options import SettingsOptions
 from safa.runs.schedule import Schedule
 from safa.runs.values import file_or_values
 from safa.tasks import Task, check_partition, find_task, sizes_decided
@@ -303,7 +304,12 @@ class Settings:
 
     @classmethod
     def of(
-        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | Path | None = None, **given: Any
+        cls,
+        task: str | Task,
+        *,
+        base: Mapping[str, Any] | None = None,
+        preset: str | Path | None = None,
+        **given: Unpack[SettingsOptions],
     ) -> Self:
         """Settings for a task: its defaults, then `base`, then a preset (see `safa.runs.presets`), then what is given.
 
@@ -329,9 +335,9 @@ class Settings:
         defaults = _defaults(chosen)
         fixed = defaults | dict(presets.read(preset)) if preset is not None else {}
         values = defaults | dict(base or {}) | fixed | given
-        unknown = values.keys() - {item.name for item in fields(cls)}
-        if unknown:
-            raise SafaError(f"there is no setting {sorted(unknown)[0]!r}")
+        known = [item.name for item in fields(cls)]
+        for unknown in sorted(values.keys() - set(known)):
+            raise SafaError(f"there is no setting {unknown!r}{did_you_mean(unknown, known)}")
         settings = cls(task=chosen.name, **values)
         usual = {item.name: [item.default] for item in fields(cls) if item.default is not MISSING}
         usual |= {name: [value] for name, value in defaults.items()}
@@ -381,7 +387,8 @@ class Settings:
             if name.startswith(_AGGREGATOR):
                 aggregator[name.removeprefix(_AGGREGATOR)] = own.pop(name)
             elif name not in known:
-                raise SafaError(f"{self.protocol} has no setting {name!r}; it has {', '.join(known)}")
+                close = did_you_mean(name, known)
+                raise SafaError(f"{self.protocol} has no setting {name!r}{close}; it has {', '.join(known)}")
             elif name in shared and name in _OPTIONS:
                 object.__setattr__(self, name, own.pop(name))
         for name, value in (*own.items(), *aggregator.items()):

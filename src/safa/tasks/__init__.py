@@ -7,7 +7,7 @@ rounds alone need none.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safa.tasks.catalogue import TASKS, UNNAMED, Task, find_task, load_problem, problem_of, task_of
+from safa.tasks.catalogue import TASKS, UNNAMED, Task, find_task, given_task, load_problem, problem_of, task_of
 from safa.tasks.dealing import Samples, decides_sizes
 from safa.tasks.partitions import check_partition, partition, sizes_decided
 
@@ -40,6 +40,7 @@ __all__ = [
     "decides_sizes",
     "find_task",
     "from_dataset",
+    "given_task",
     "load_problem",
     "partition",
     "problem_of",

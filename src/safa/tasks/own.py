@@ -9,7 +9,7 @@ from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.tasks.references import is_reference, load_reference
 
-__all__ = ["find_problem"]
+__all__ = ["find_problem", "make_problem"]
 
 
 def find_problem(reference: str) -> Problem:
@@ -19,11 +19,11 @@ def find_problem(reference: str) -> Problem:
     """
     if not is_reference(reference):
         raise SafaError(f"a task of your own is written package.module:attribute, not {reference!r}")
-    return _made(load_reference(reference), reference)
+    return make_problem(load_reference(reference), reference)
 
 
-def _made(found: Any, reference: str) -> Problem:
-    """The problem itself, whether it was named or its maker."""
+def make_problem(found: Any, reference: str) -> Problem:
+    """The problem itself, whether that is what was found or a function that makes it; errors call it `reference`."""
     if isinstance(found, Problem):
         return found
     if not callable(found) or not _takes_nothing(found):

@@ -13,7 +13,7 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import FILE as OPTIONS_FILE
 from safa.deploy.exchange.options import Options
 from safa.deploy.launcher.link import Link
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 from safa.runs import has_checkpoint, load_run, presets
 from safa.runs.settings import Settings
 from safa.runs.values import COLUMNS, file_or_values, shown
@@ -106,7 +106,7 @@ def _named_options(config: dict[str, Any], given: Mapping[str, Any], held: Setti
 def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:
     for name, value in given.items():
         if name not in held:
-            raise SafaError(f"there is no setting {name!r}")
+            raise SafaError(f"there is no setting {name!r}{did_you_mean(name, held)}")
         value = file_or_values(name, value) if name in COLUMNS else value
         if value != held[name] and _OPEN.get(name, held[name]) != value:
             raise SafaError(f"{name} is {shown(held[name])} in {folder}, and {shown(value)} is given; {_SAME}")

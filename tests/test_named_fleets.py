@@ -16,7 +16,7 @@ MANY = 100_000
 
 
 def made(fleet: str, **given: Any) -> Fleet:
-    return make_fleet(Settings.of("mnist", fleet=fleet, **{"clients": MANY} | given))
+    return make_fleet(Settings.of("mnist", **{"fleet": fleet, "clients": MANY} | given))
 
 
 def test_phones_have_the_quantiles_of_the_benchmark() -> None:

@@ -121,6 +121,7 @@ def assert_starts_from_zeros(problem: Problem, features: int) -> None:
 @pytest.mark.slow
 def test_digits_are_learnt(one_thread: None) -> None:
     task = TASKS["digits"]
+    assert isinstance(task.lr, float)
     problem = task.load()
     shapes = [list(part.shape) for part in (*problem.train, *problem.test)]
     assert shapes == [[1257, 1, 8, 8], [1257], [540, 1, 8, 8], [540]]

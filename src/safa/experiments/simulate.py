@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate"]
+__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate", "with_learning_rate"]
 
 _DEPLOYED = "deploy.toml"
 
@@ -54,11 +54,9 @@ class Experiment:
         """How the learning rate was found, where it was asked to be."""
         if settings.train:
             problem = problem or load_problem(settings.task)
-            shards = _shards(settings, problem, self._fleet)
             settings = replace(settings, metrics=problem.directions)
-            if settings.lr == "auto":
-                settings, self.learning_rate_words = _with_learning_rate(settings, problem, shards)
-            self.settings = settings
+            self.settings, self.learning_rate_words = with_learning_rate(settings, problem)
+            settings, shards = self.settings, _shards(settings, problem, self._fleet)
             self._learning, self._notes = _learning(settings, problem, protocol, shards), _about(problem)
         self.server = Server(
             protocol,
@@ -135,11 +133,14 @@ def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
     return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
 
 
-def _with_learning_rate(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:
-    """Settings with a learning rate that was found by a range test, and how it was found."""
+def with_learning_rate(settings: Settings, problem: Problem | None = None) -> tuple[Settings, str]:
+    """Settings with a learning rate that is a number, and how it was found, where a range test had to find it."""
+    if settings.lr != "auto" or not settings.train:
+        return settings, ""
     from safa.training.range_test import find_learning_rate
 
-    found = find_learning_rate(settings, problem, shards)
+    problem = problem or load_problem(settings.task)
+    found = find_learning_rate(settings, problem, _shards(settings, problem, fleet_of(settings, problem)))
     return replace(settings, lr=found.lr), found.words
 
 

@@ -139,7 +139,7 @@ def test_a_target_that_is_not_reached_changes_nothing_but_says_so(whole: list[Ro
     assert [one.to_json() for one in run.records()] == [one.to_json() for one in whole]
     assert run.summary is not None
     assert run.summary["time_to_target_s"] is None
-    assert "It did not reach its target, accuracy=2." in text_of(run_page(run))
+    assert "The target accuracy=2 was not reached." in text_of(run_page(run))
 
 
 def test_a_run_of_a_sweep_ends_at_its_target_too(whole: list[RoundRecord]) -> None:
@@ -170,7 +170,7 @@ def test_page_and_summary_say_when_the_target_was_reached(
     words = f"in round 6, after {whole[5].closed_s:,.0f} s."
     assert words in capsys.readouterr().out
     said = text_of(run_page(safa.load_run(tmp_path / "run")))
-    assert "The run came to its end. It reached its target, accuracy=" in said
+    assert "The run came to its end. The target accuracy=" in said
     assert words in said
     assert "at most 30 rounds" in said
 

@@ -80,7 +80,7 @@ def test_no_preset_changes_what_another_run_is_given() -> None:
         ({"rounds": 2.5}, "rounds must be a whole number, not 2.5"),
         ({"rounds": math.inf}, "rounds must be a whole number, not inf"),
         ({"seed": True}, "seed must be a whole number, not True"),
-        ({"lr": "fast"}, "lr must be a number, not 'fast'"),
+        ({"lr": "fast"}, "lr must be auto or a number, not 'fast'"),
         ({"clock": "wall"}, "clock must be one of causal, paper, not 'wall'"),
         ({"keep_progress": 1}, "keep_progress must be true or false, not 1"),
         ({"protocol": "fedsgd"}, "no protocol 'fedsgd'; there are safa"),

@@ -107,8 +107,8 @@ def target_words(target: Target | None, values: Mapping[str, Any]) -> str:
         return ""
     number, at_s = values["rounds_to_target"], values["time_to_target_s"]
     if number is None:
-        return f"It did not reach its target, {target}."
-    return f"It reached its target, {target}, in round {number}, after {at_s:,.0f} s."
+        return f"The target {target} was not reached."
+    return f"The target {target} was reached in round {number}, after {at_s:,.0f} s."
 
 
 def reached(records: Iterable[RoundRecord], target: Target) -> dict[str, Any]:

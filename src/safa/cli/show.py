@@ -86,8 +86,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     """The most important settings of a run, its metrics, and where it was written."""
     console = Console(highlight=False)
     console.print(
-        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
-        f"C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
+        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
+        f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
         f"{settings.clock} clock, seed {settings.seed}.",
         soft_wrap=True,
     )

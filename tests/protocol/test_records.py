@@ -106,7 +106,7 @@ def damaged(lines: list[str], number: int, **fields: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "fields", "complaint"),
     [
-        (2, {"client": [0] * 6}, "the lists client, base, verdict, refusal, arrival_s, weight, into must be"),
+        (2, {"client": [0] * 6}, "the lists client, base, verdict, refusal, arrival_s, weight, into, work must be"),
         (2, {"sent": [77]}, "sent names client 77, but there are 5, counted from 0"),
         (2, {"crashed": [5]}, "crashed names client 5, but there are 5"),
         (2, {"crashed": [-1]}, "crashed must hold numbers from 0"),
@@ -122,6 +122,8 @@ def damaged(lines: list[str], number: int, **fields: Any) -> list[str]:
         (2, {"client": [True, 1, 2]}, "client must be a list of whole numbers"),
         (2, {"client": [[0], [1], [2]]}, "client must be a list of whole numbers"),
         (2, {"client": 3}, "client must be a list of whole numbers"),
+        (2, {"work": [0, 1, 1]}, "work must be above 0"),
+        (2, {"work": [1.5, 1, 1]}, "work must hold numbers from 0 to 1 only"),
         (2, {"base": [9, 0, 0]}, "base must be from 0 to the version"),
         (2, {"into": [9, 0, 0]}, "into must be at most the version that comes next"),
         (2, {"into": [0, 0, 0]}, "into must be above base"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class Fake:
 
     layout = trainer().layout
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+    def train(self, clients: Ids, start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
         return 0.7 * start + torch.sin(torch.from_numpy(clients + 1.0)).unsqueeze(1) * START
 
 
@@ -120,7 +121,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.rows: deque[Tensor] = deque()
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+    def train(self, clients: Ids, start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
         return torch.stack([self.rows.popleft() for _ in clients])
 
 

@@ -26,7 +26,8 @@ def put(inbox: Inbox, *updates: tuple[int, int, float]) -> None:
 
 
 def asked(inbox: Inbox, clients: Sequence[int], bases: Sequence[int]) -> list[float]:
-    rows: Tensor = inbox.updates(ids(clients), ids(bases), START.expand(len(clients), -1))
+    start = START.expand(len(clients), -1)
+    rows: Tensor = inbox.updates(ids(clients), ids(bases), start, rounds=ids(bases), work=np.ones(len(clients)))
     assert rows.shape == (len(clients), SIZE)
     assert torch.equal(rows, rows[:, :1].expand(-1, SIZE))
     return rows[:, 0].tolist()
@@ -80,7 +81,8 @@ def test_an_update_is_copied_and_must_fit_the_model() -> None:
 def test_updates_come_in_the_type_of_the_model() -> None:
     inbox = Inbox(START.float(), memory_mb=1.0)
     inbox.put(0, 0, torch.full((SIZE,), 0.5, dtype=torch.float64))
-    assert inbox.updates(ids([0]), ids([0]), START.float().unsqueeze(0)).dtype == torch.float32
+    rows = inbox.updates(ids([0]), ids([0]), START.float().unsqueeze(0), rounds=ids([1]), work=np.ones(1))
+    assert rows.dtype == torch.float32
 
 
 @pytest.mark.parametrize("seed", range(5))

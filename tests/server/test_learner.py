@@ -96,9 +96,9 @@ class Counting:
     def __init__(self, inner: Any) -> None:
         self._inner, self.layout, self.most = inner, inner.layout, 0
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+    def train(self, clients: Ids, start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
         self.most = max(self.most, len(clients))
-        rows: Tensor = self._inner.train(clients, start, epochs=epochs)
+        rows: Tensor = self._inner.train(clients, start, epochs=epochs, **given)
         return rows
 
 
@@ -152,8 +152,8 @@ class Poisoned:
         self.layout = self._honest.layout
         self._bad = bad
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
-        updates = self._honest.train(clients, start, epochs=epochs)
+    def train(self, clients: Ids, start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
+        updates = self._honest.train(clients, start, epochs=epochs, **given)
         for place, client in enumerate(clients):
             if int(client) in self._bad:
                 updates[place, 2] = self._bad[int(client)]

@@ -255,9 +255,9 @@ def compare(
     slow, fast = (trainer.train(CLIENTS, start, epochs=2) for trainer in (serial, batched))
     moved = (slow - start)[:, : serial.layout.trained].abs().amax(dim=1)
     assert float(moved.min()) > 1e-3, "somebody has learnt nothing"
-    attempt = Attempt(batched, start[0], int(CLIENTS[0]))
+    attempt = Attempt(batched, start[0], int(CLIENTS[0]), epochs=2)
     attempt.epoch()
-    again = Attempt(batched, start[0], int(CLIENTS[0]))
+    again = Attempt(batched, start[0], int(CLIENTS[0]), epochs=2)
     again.restore(attempt.state())
     again.epoch()
     return float(torch.cat([fast - slow, (again.row - slow[0])[None]]).abs().max()), batched, serial

@@ -46,14 +46,14 @@ def test_training_in_pieces_is_the_same_as_in_one_go(kind: str, optimiser: dict[
     start = start_of(kind, trainer)
     whole = trainer.train(np.array([CLIENT]), start[None], epochs=EPOCHS)[0]
     assert (whole - start)[: trainer.layout.trained].abs().max() > 1e-3
-    attempt, kept = Attempt(trainer, start, CLIENT), []
+    attempt, kept = Attempt(trainer, start, CLIENT, epochs=EPOCHS), []
     for done in range(EPOCHS):
         assert attempt.done == done
         kept.append(attempt.state())
         attempt.epoch()  # what was kept must not follow
     assert torch.equal(attempt.row, whole)
     for done, state in enumerate(kept):
-        again = Attempt(trainer, start, CLIENT)
+        again = Attempt(trainer, start, CLIENT, epochs=EPOCHS)
         again.restore(state)
         assert again.done == done
         while again.done < EPOCHS:
@@ -65,7 +65,7 @@ def test_an_attempt_leaves_its_start_and_its_rows_alone() -> None:
     trainer = trainer_of("network")
     start = start_of("network", trainer)
     before = start.clone()
-    attempt = Attempt(trainer, start)
+    attempt = Attempt(trainer, start, epochs=EPOCHS)
     row = attempt.row
     attempt.epoch()
     assert torch.equal(start, before)
@@ -75,11 +75,11 @@ def test_an_attempt_leaves_its_start_and_its_rows_alone() -> None:
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     adam = trainer_of("svm", kind="adam")
-    other = Attempt(adam, start_of("svm", adam))
+    other = Attempt(adam, start_of("svm", adam), epochs=EPOCHS)
     other.epoch()
     trainer = trainer_of("svm", momentum=0.9)
     start = start_of("svm", trainer)
-    attempt = Attempt(trainer, start)
+    attempt = Attempt(trainer, start, epochs=EPOCHS)
     own = attempt.state()
     for state in (other.state(), {}, own | {"row": own["row"][:-1]}, own | {"row": own["row"].float()}):
         with pytest.raises(SafaError, match="not the state of an attempt with this model and this optimiser"):

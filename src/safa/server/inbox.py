@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.rows import RowTable
@@ -49,8 +50,17 @@ class Inbox:
         self._rows.put(np.array([number]), row.detach().unsqueeze(0))
         self._queues.setdefault(client, deque()).append((base, number))
 
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        """The updates [K, d] of these clients from these versions, which are given away; `start` is not needed."""
+    def updates(
+        self,
+        clients: Ids,
+        bases: Ids,
+        start: Tensor,
+        *,
+        rounds: Ids,
+        work: NDArray[np.float64],
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        """The updates [K, d] of these clients from these versions, which are given away; nothing else is needed."""
         numbers = self._take(clients, bases)
         rows = self._rows.get(numbers)
         self._drop(numbers)

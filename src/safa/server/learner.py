@@ -40,8 +40,21 @@ class UpdateSource(Protocol):
     def train(self) -> Callable[[Ids, Tensor, int], Tensor] | None:
         """Trains clients from these rows for so many epochs, where they are simulated."""
 
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        """The updates [K, d] of these clients from these versions, whose models are the rows of `start`."""
+    def updates(
+        self,
+        clients: Ids,
+        bases: Ids,
+        start: Tensor,
+        *,
+        rounds: Ids,
+        work: NDArray[np.float64],
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        """The updates [K, d] of these clients from these versions, whose models are the rows of `start`.
+
+        `rounds` are the rounds in which they began, `work` the shares of the full local work that were asked for, and
+        `correction` [K, d] is added to every gradient.
+        """
 
     def discard(self, clients: Ids, bases: Ids) -> None:
         """These updates will never be asked for."""
@@ -107,6 +120,8 @@ class Learner:
         self.versions = Versions(start, memory_mb=memory_mb)
         self._most = rows_that_fit(start, memory_mb, times=_ROWS_PER_UPDATE)  # updates that are asked for at a time
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
+        self._own_updates = np.zeros(len(sizes), dtype=np.int64)  # of each client, where everyone trains its own model
+        self._made_in = {0: 0}  # the round in which a version was made
         self._queue = _NONE  # picked, for versions that are not made yet
         self._undrafted = _NONE  # to be given to the aggregator with the next version
         self._round = 0  # the round that is being applied
@@ -135,6 +150,15 @@ class Learner:
         if self._aggregator.trains_own_models and client < len(self._held):
             return self._aggregator.entries(np.array([client]))[0]
         return self.versions[version]
+
+    def round_of(self, client: int, version: int) -> int:
+        """The round in which training from a version begins: the one after that in which the version was made.
+
+        Where everyone trains alone, it is the number of the client's next update.
+        """
+        if self._aggregator.trains_own_models:
+            return 1 + (int(self._own_updates[client]) if client < len(self._own_updates) else 0)
+        return 1 + self._made_in[version]
 
     def apply_so_far(self, record: RoundRecord) -> None:
         """Make the versions of a round that is still open, so that they can be sent out."""
@@ -183,6 +207,7 @@ class Learner:
         if len(record.joined) or len(record.left):
             new = max(0, int(record.joined.max(initial=-1)) + 1 - len(self._held))
             self._held = np.append(self._held, np.full(new, self.versions.latest))
+            self._own_updates = np.append(self._own_updates, np.zeros(new, dtype=np.int64))
             self._aggregator.follow(record.joined, record.joined_size, record.left)
 
     def _keep_undrafted(self, record: RoundRecord) -> None:
@@ -201,6 +226,7 @@ class Learner:
     def _forget(self) -> None:
         """Drop the versions that nobody needs any more."""
         self.versions.forget_all_but(self._needed_versions())
+        self._made_in = {version: self._made_in[version] for version in self.versions.numbers.tolist()}
 
     def _needed_versions(self) -> set[int]:
         """The versions that somebody starts from, or that an entry refers to."""
@@ -218,12 +244,18 @@ class Learner:
         self.asked_for += len(commits)
         if self._most < len(self._held):
             give_back_memory()
-        rows = self._source.updates(commits.client, commits.base, start)
+        rows = self._source.updates(
+            commits.client, commits.base, start, rounds=self._rounds_of(commits), work=np.ones(len(commits))
+        )
         sound = torch.isfinite(rows).all(dim=1).cpu().numpy()
         self._diverged += int(np.count_nonzero(~sound))
         picked = commits.into != _UNDRAFTED
         found = Updates(commits.client, commits.base, commits.weight, picked, rows, start)
         return found.part(sound), commits.into[sound]
+
+    def _rounds_of(self, commits: _Commits) -> Ids:
+        pairs = zip(commits.client.tolist(), commits.base.tolist(), strict=True)
+        return np.array([self.round_of(*pair) for pair in pairs], dtype=np.int64)
 
     def _parts(self, commits: _Commits, start_of: Callable[[_Commits], Tensor]) -> Iterator[Updates]:
         """The updates of these commits in parts that fit the memory, each asked for when the one before is used up."""
@@ -238,10 +270,11 @@ class Learner:
         if record.version > self.versions.latest:
             weight = float(taken.weight.sum())
             step = Step(record.version, record.rule, weight, record.deprecated, updates)
-            self.versions.add(record.version, self._aggregator.step(step))
+            self._add(record.version, self._aggregator.step(step))
         else:
             for part in updates:
                 self._aggregator.keep(part)
+        self._own_updates[taken.client] += 1
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
@@ -285,7 +318,12 @@ class Learner:
             forced = record.deprecated if version == record.version else _NOBODY
             forced = forced[~_among(forced, picked.client)]
             step = Step(version, record.rule, float(picked.weight.sum()), forced, updates)
-            self.versions.add(version, self._aggregator.step(step))
+            self._add(version, self._aggregator.step(step))
+
+    def _add(self, version: int, model: Tensor) -> None:
+        """Keep the next version, and in which round it was made."""
+        self.versions.add(version, model)
+        self._made_in[version] = self._round
 
     def _waiting_for(self, picked: _Commits) -> _Commits:
         """The undrafted updates that count from the next version on; what its picked ones overwrite is dropped."""
@@ -320,6 +358,8 @@ class Learner:
             "held": torch.from_numpy(self._held.copy()),
             "asked_for": torch.tensor(self.asked_for),
             "round": torch.tensor(self._round),
+            "own_updates": torch.from_numpy(self._own_updates.copy()),
+            "made_in": torch.tensor(list(self._made_in.items()), dtype=torch.int64),
             **{
                 f"{name}.{item}": torch.from_numpy(np.array(values))
                 for name, waiting in commits.items()
@@ -346,6 +386,8 @@ class Learner:
         self._closed = self.versions.latest
         self._held = state["held"].numpy().copy()
         self.asked_for, self._round = int(state["asked_for"]), int(state["round"])
+        self._own_updates = state["own_updates"].numpy().copy()
+        self._made_in = dict(state["made_in"].tolist())
         self._queue, self._undrafted = (_restored(state, name) for name in ("queue", "undrafted"))
         self._aggregator.restore(_under("aggregator.", state))
         self._source.restore(_under("source.", state))

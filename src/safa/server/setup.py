@@ -17,8 +17,8 @@ from safa.protocol import Protocol
 from safa.runs import Settings
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
-from safa.training import Evaluator, Layout, LocalTraining, torch_threads
-from safa.training.setup import find_device, trainer_of
+from safa.training import Evaluator, Layout, torch_threads
+from safa.training.setup import find_device, local_training
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
@@ -71,11 +71,12 @@ class Learning:
         self.layout = Layout(module)
         start = self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers())).to(device)
         with torch_threads(settings.threads):
+            self.aggregator = make_aggregator(settings, protocol)
             self.inbox = Inbox(start, memory_mb=settings.memory_mb)
             source: UpdateSource = self.inbox
             if shards is not None:
-                source = LocalTraining(trainer_of(settings, problem, shards, device), epochs=settings.epochs)
-            self.aggregator = make_aggregator(settings, protocol)
+                own = self.aggregator.trains_own_models
+                source = local_training(settings, problem, shards, device, own_models=own)
             self._evaluator = Evaluator(problem, device=device)
             self.learner = Learner(
                 source,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Sequence, Sized
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +12,7 @@ from torch.utils.data import Dataset
 
 from safa.errors import SafaError
 from safa.tasks.problem import Data, Problem
+from safa.tasks.references import is_reference, load_reference
 
 __all__ = ["Data", "Problem", "find_problem", "from_dataset"]
 
@@ -25,27 +22,9 @@ def find_problem(reference: str) -> Problem:
 
     The module may lie in the current folder.
     """
-    module_name, _, attribute = reference.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+    if not is_reference(reference):
         raise SafaError(f"a task of your own is written package.module:attribute, not {reference!r}")
-    module = _module(module_name)
-    if not hasattr(module, attribute):
-        raise SafaError(f"the module {module_name} has no attribute {attribute!r}")
-    return _made(getattr(module, attribute), reference)
-
-
-def _module(name: str) -> ModuleType:
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{name}.".startswith(f"{missing}."):
-            raise SafaError(f"there is no module {name}, neither in the current folder nor installed") from None
-        raise SafaError(f"cannot import {name}: {type(error).__name__}: {error}") from error
+    return _made(load_reference(reference), reference)
 
 
 def _made(found: Any, reference: str) -> Problem:

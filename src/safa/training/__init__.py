@@ -3,9 +3,10 @@
 from safa.training.attempt import Attempt
 from safa.training.evaluation import Evaluator, Score
 from safa.training.layout import Layout
+from safa.training.local import LocalTraining, share_of
 from safa.training.optimiser import Optimiser
 from safa.training.threads import torch_threads
-from safa.training.trainer import BatchedTrainer, LocalTraining, SerialTrainer, Trainer, make_trainer
+from safa.training.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
 
 __all__ = [
     "Attempt",
@@ -18,5 +19,6 @@ __all__ = [
     "SerialTrainer",
     "Trainer",
     "make_trainer",
+    "share_of",
     "torch_threads",
 ]

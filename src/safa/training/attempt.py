@@ -19,9 +19,25 @@ __all__ = ["Attempt"]
 class Attempt:
     """The local training of one client of a trainer, from one start model. It does what `BatchedTrainer.train` does."""
 
-    def __init__(self, trainer: BatchedTrainer, start: Tensor, client: int = 0) -> None:
-        """`start` is the model to start from, as a row [d]; the proximal term pulls back to it."""
-        self._group = trainer.alone(client, start)
+    def __init__(
+        self,
+        trainer: BatchedTrainer,
+        start: Tensor,
+        client: int = 0,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        base: int = 0,
+    ) -> None:
+        """`start` is the model to start from, as a row [d]; the proximal term pulls back to it.
+
+        The client makes so many epochs, or mini-batch steps, with the learning rate `lr` (without, the optimiser's).
+        `base` is the version that it starts from, on which the order of shuffled samples depends.
+        """
+        self._group = trainer.alone(client, start, epochs=epochs, steps=steps, lr=lr, base=base)
+        self.epochs = self._group.epochs
+        """How many epochs there are; where there are steps, the last one may be short."""
         self.done = 0
         """Epochs so far."""
 
@@ -31,8 +47,8 @@ class Attempt:
         return self._group.rows[0].clone()
 
     def epoch(self) -> None:
-        """Go through the client's samples once."""
-        self._group.epoch()
+        """Go through the client's samples once, or through as many as are left to do."""
+        self._group.epoch(self.done)
         self.done += 1
 
     def state(self) -> dict[str, Tensor]:

@@ -9,14 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
+from safa.runs.schedule import Schedule
 from safa.runs.settings import Settings
 from safa.streams import stream
 from safa.tasks.partition import partition
 from safa.tasks.problem import Problem
+from safa.tasks.references import load_reference
+from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
 from safa.training.trainer import Trainer, make_trainer
 
-__all__ = ["find_device", "make_optimiser", "make_shards", "trainer_of"]
+__all__ = ["find_device", "local_training", "make_optimiser", "make_schedule", "make_shards", "trainer_of"]
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
@@ -30,8 +33,10 @@ def make_optimiser(settings: Settings) -> Optimiser:
         kind=settings.optimiser,
         lr=settings.learning_rate,
         momentum=settings.momentum,
+        nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
         proximal=settings.proximal,
+        clip=settings.clip,
     )
 
 
@@ -47,6 +52,34 @@ def trainer_of(
         optimiser=make_optimiser(settings),
         device=device,
         memory_mb=settings.memory_mb,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+    )
+
+
+def make_schedule(settings: Settings) -> Schedule:
+    """The learning rate by round; functions of one's own are imported."""
+    return Schedule.parse(settings.schedule).with_functions(load_reference)
+
+
+def local_training(
+    settings: Settings,
+    problem: Problem,
+    shards: Sequence[NDArray[np.int64]],
+    device: torch.device,
+    *,
+    own_models: bool,
+) -> LocalTraining:
+    """The updates of simulated clients, who start from models of their own or from versions of the global model."""
+    return LocalTraining(
+        trainer_of(settings, problem, shards, device),
+        epochs=settings.epochs,
+        local_steps=settings.local_steps,
+        batches=np.array([-(-len(shard) // settings.batch_size) for shard in shards]),
+        lr=settings.learning_rate,
+        schedule=make_schedule(settings),
+        rounds=settings.rounds,
+        own_models=own_models,
     )
 
 

@@ -1,13 +1,16 @@
 """Local training: many clients as one batched computation, and one client after the other as the oracle.
 
 Both trainers take the models that clients start from, as rows, and return what they make of them: E passes over the
-client's own samples in their given order, in mini-batches of B, without shuffling (Algorithm 2, the client's part).
+client's own samples in mini-batches of B (Algorithm 2, the client's part), or so many mini-batch steps. Samples are
+gone through in their given order, or in a new one every epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,17 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safa.protocol.records import Ids
+from safa.errors import MisuseError
 from safa.tasks.problem import Problem
+from safa.training.batches import Batches, Ids, Shards
 from safa.training.choice import choose_kernel
 from safa.training.kernels import Kernel, Step
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser, RowOptimiser
 
-__all__ = ["BatchedTrainer", "Group", "LocalTraining", "SerialTrainer", "Trainer", "make_trainer"]
-
-Shards = Sequence[NDArray[np.int64]]
-"""For every client, which training samples are its own, in the order in which it goes through them."""
+__all__ = ["BatchedTrainer", "Group", "SerialTrainer", "Trainer", "make_trainer"]
 
 
 class Trainer(Protocol):
@@ -33,93 +34,167 @@ class Trainer(Protocol):
 
     layout: Layout
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
-        """The updates [K, d] of these K clients, who start from the rows of `start` [K, d]."""
+    def train(
+        self,
+        clients: Ids,
+        start: Tensor,
+        *,
+        epochs: int | None = None,
+        steps: Ids | None = None,
+        lr: NDArray[np.float64] | None = None,
+        bases: Ids | None = None,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        """The updates [K, d] of these K clients, who start from the rows of `start` [K, d].
+
+        All of them make so many `epochs`, or each its own number of mini-batch `steps`. `lr` is the learning rate of
+        each; without, all have that of the optimiser. `bases` are the versions that they start from, on which the order
+        of shuffled samples depends. `correction` [K, d] is added to every gradient.
+        """
 
 
-class LocalTraining:
-    """The updates of simulated clients, which are trained when they are asked for."""
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What each of K clients is to do."""
 
-    def __init__(self, trainer: Trainer, *, epochs: int) -> None:
-        """Every update takes so many epochs."""
-        self._trainer, self._epochs = trainer, epochs
+    clients: Ids
+    steps: Ids
+    in_epochs: int
+    """The same in epochs, where all clients make so many; 0 where they do not."""
+    bases: Ids
+    lr: Tensor | None
+    """[K, 1]"""
+    correction: Tensor | None
+    """[K, trained numbers of a row]"""
 
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        """The updates [K, d] of these clients, who start from the rows of `start`."""
-        return self._trainer.train(clients, start, epochs=self._epochs)
-
-    def train(self, clients: Ids, start: Tensor, epochs: int) -> Tensor:
-        """The same with another number of epochs."""
-        return self._trainer.train(clients, start, epochs=epochs)
-
-    def discard(self, clients: Ids, bases: Ids) -> None:
-        """These updates will never be asked for: there is nothing to do."""
-
-    def state(self) -> dict[str, Tensor]:
-        """There is nothing to be kept."""
-        return {}
-
-    def tables(self) -> dict[str, Any]:
-        """There are no rows to be kept."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There was nothing to be kept."""
+    def __getitem__(self, part: Ids | slice) -> _Work:
+        index = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+        lr, correction = (None if values is None else values[index] for values in (self.lr, self.correction))
+        return _Work(self.clients[part], self.steps[part], self.in_epochs, self.bases[part], lr, correction)
 
 
-class SerialTrainer:
+class _OwnTrainer(ABC):
+    """What the trainers here have in common."""
+
+    layout: Layout
+    _batches: Batches
+
+    def train(
+        self,
+        clients: Ids,
+        start: Tensor,
+        *,
+        epochs: int | None = None,
+        steps: Ids | None = None,
+        lr: NDArray[np.float64] | None = None,
+        bases: Ids | None = None,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        """The updates [K, d] of these K clients; see `Trainer.train`."""
+        return self._train(self._work(clients, start, epochs, steps, lr, bases, correction), start)
+
+    def _work(
+        self,
+        clients: Ids,
+        start: Tensor,
+        epochs: int | None,
+        steps: Ids | None,
+        lr: NDArray[np.float64] | None,
+        bases: Ids | None,
+        correction: Tensor | None = None,
+    ) -> _Work:
+        if (epochs is None) == (steps is None):
+            raise MisuseError("local work is given in epochs or in steps")
+        return _Work(
+            clients,
+            self._batches.per_epoch(clients) * (epochs or 0) if steps is None else steps,
+            epochs or 0,
+            np.zeros_like(clients) if bases is None else bases,
+            None if lr is None else torch.from_numpy(lr).to(start).unsqueeze(1),
+            None if correction is None else correction[:, : self.layout.trained].to(start),
+        )
+
+    @abstractmethod
+    def _train(self, work: _Work, start: Tensor) -> Tensor:
+        """The updates [K, d] of clients that start from the rows of `start` and have this to do."""
+
+
+class SerialTrainer(_OwnTrainer):
     """One client after the other, by torch's own modules and optimisers: slow, literal, the oracle."""
 
     def __init__(
-        self, problem: Problem, shards: Shards, *, batch_size: int, optimiser: Optimiser, device: torch.device
+        self,
+        problem: Problem,
+        shards: Shards,
+        *,
+        batch_size: int,
+        optimiser: Optimiser,
+        device: torch.device,
+        shuffle: bool = False,
+        seed: int = 0,
     ) -> None:
         self._module = problem.start_model(0).to(device)
         self.layout = Layout(self._module)
         self._problem, self._optimiser = problem, optimiser
-        self._batch_size = min(batch_size, max([1, *map(len, shards)]))
-        inputs, targets = problem.train
-        self._data = [(inputs[shard].to(device), targets[shard].to(device)) for shard in map(torch.from_numpy, shards)]
+        self._batches = Batches(shards, batch_size, shuffle=shuffle, seed=seed)
+        self._inputs, self._targets = (part.to(device) for part in problem.train)
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+    def _train(self, work: _Work, start: Tensor) -> Tensor:
         """As the paper's Algorithm 2 has it."""
-        return torch.stack([self._train_one(int(k), row, epochs) for k, row in zip(clients, start, strict=True)])
+        return torch.stack([self._train_one(row, work[k : k + 1]) for k, row in enumerate(start)])
 
-    def _train_one(self, client: int, row: Tensor, epochs: int) -> Tensor:
+    def _train_one(self, row: Tensor, work: _Work) -> Tensor:
         module = self._module
         self.layout.load(module, row)
         anchor = [p.detach().clone() for p in module.parameters()]
-        optimiser = self._optimiser.of(module)
-        inputs, targets = self._data[client]
-        for _ in range(epochs):
-            for x, y in zip(inputs.split(self._batch_size), targets.split(self._batch_size), strict=True):
-                optimiser.zero_grad()
-                loss = self._problem.loss(module(x), y)
-                if self._optimiser.proximal:
-                    distance = sum(((p - a) ** 2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
-                    loss = loss + self._optimiser.proximal / 2 * distance
-                loss.backward()
-                optimiser.step()
+        optimiser = self._optimiser.of(module, None if work.lr is None else float(work.lr))
+        for samples in self._batches.of(int(work.clients[0]), int(work.bases[0]), int(work.steps[0])):
+            index = torch.from_numpy(samples).to(self._targets.device)
+            optimiser.zero_grad()
+            loss = self._problem.loss(module(self._inputs[index]), self._targets[index])
+            if self._optimiser.proximal:
+                distance = sum(((p - a) ** 2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
+                loss = loss + self._optimiser.proximal / 2 * distance
+            loss.backward()
+            self._change_gradients(work.correction)
+            optimiser.step()
         return self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
+
+    def _change_gradients(self, correction: Tensor | None) -> None:
+        """Add the correction of a client, and clip."""
+        parameters = list(self._module.parameters())
+        if correction is not None:
+            parts = correction[0].split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad += part.view_as(parameter)
+        if self._optimiser.clip:
+            nn.utils.clip_grad_norm_(parameters, self._optimiser.clip)
 
 
 class Group:
     """Clients at work side by side: their models so far, as rows, and what their optimisers remember."""
 
-    def __init__(self, rows: Tensor, epoch: Callable[[Tensor], Tensor], optimiser: RowOptimiser | None = None) -> None:
-        """`epoch` takes the rows to where an epoch takes them, in place or not."""
-        self.rows, self.optimiser, self._epoch = rows, optimiser, epoch
+    def __init__(
+        self, rows: Tensor, epochs: int, epoch: Callable[[Tensor, int], Tensor], optimiser: RowOptimiser | None = None
+    ) -> None:
+        """`epoch` takes the rows to where an epoch, counted from 0, takes them, in place or not."""
+        self.rows, self.epochs, self.optimiser, self._epoch = rows, epochs, optimiser, epoch
 
-    def epoch(self) -> None:
-        """Every client goes through its samples once."""
-        self.rows = self._epoch(self.rows)
+    def epoch(self, number: int) -> None:
+        """Every client goes through its samples once, in the last epoch perhaps not through all of them."""
+        self.rows = self._epoch(self.rows, number)
 
 
-class BatchedTrainer:
+class BatchedTrainer(_OwnTrainer):
     """All clients of a call at once, in groups that fit the memory budget.
 
     Clients are kept in order of their number of samples, the largest first. Step j of an epoch then concerns a leading
     part of them, and holds nobody who is finished. What is padded is at most the last batch of each client. Where a
     batch is larger than the data of many clients, clients of very different size are kept apart, in bands.
+
+    Whole epochs in the given order are made of mini-batches that are laid out once. Where samples are shuffled, or
+    clients make numbers of steps of their own, every mini-batch is gathered when its turn comes.
 
     Clients whose model `torch.func` cannot train side by side are trained one after the other; `note` then says why.
     """
@@ -133,34 +208,46 @@ class BatchedTrainer:
         optimiser: Optimiser,
         device: torch.device,
         memory_mb: float = 1024.0,
+        shuffle: bool = False,
+        seed: int = 0,
+        first_client: int = 0,
     ) -> None:
+        """`first_client` is the number of the client with the first shard, on which shuffling depends."""
         module = problem.start_model(0).to(device)
         self.layout = Layout(module)
-        lengths = np.array([len(shard) for shard in shards])
-        order = np.argsort(-lengths, kind="stable")
+        self._batches = Batches(shards, batch_size, shuffle=shuffle, seed=seed, first_client=first_client)
+        order = np.argsort(-self._batches.lengths, kind="stable")
         self._place = np.empty_like(order)
         self._place[order] = np.arange(len(order))
-        self._lengths = lengths[order]
-        batch_size = min(batch_size, max(1, int(self._lengths[0])))
+        self._lengths = self._batches.lengths[order]
+        batch_size = self._batches.size
         choice = choose_kernel(problem, module, self.layout, shards[order[0]], batch_size)
         self._kernel = choice.kernel
         self.note = choice.note
         """Why clients are trained one after the other, where they are; a line of the log says so, too."""
-        self._optimiser = optimiser
-        self._decayed = self._decayed_part(module, choice.without_gradient)
+        self._optimiser, self._problem, self._device = optimiser, problem, device
+        self._moved = self._moved_part(module, choice.without_gradient)
         sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
         row = 6 * self.layout.size * self.layout.dtype.itemsize
         self._bands = []
         for first, last in _bands(np.minimum(self._lengths, batch_size)):
             members = [shards[k] for k in order[first:last]]
             width = min(batch_size, max(1, len(members[0])))
-            steps = _steps(problem, members, width, self._kernel, self.layout.dtype, device)
-            epoch = self._kernel.epoch(steps, optimiser.lr) if optimiser.is_plain and steps else None
             most = max(1, int(memory_mb * 2**20 / (width * sample + row)))
-            self._bands.append(_Band(first, self._lengths[first:last], width, steps, epoch, most))
+            lay_out = partial(_steps, problem, members, width, self._kernel, self.layout.dtype, device)
+            self._bands.append(_Band(first, self._lengths[first:last], width, most, lay_out, self._affine))
 
-    def _decayed_part(self, module: nn.Module, without_gradient: set[str]) -> Tensor | None:
-        """1 for every number of a row that weight decay concerns, as torch leaves alone what has no gradient."""
+    def _affine(self, steps: list[Step]) -> tuple[Tensor, Tensor] | None:
+        return self._kernel.epoch(steps, self._optimiser.lr) if self._optimiser.is_plain and steps else None
+
+    @cached_property
+    def _pool(self) -> tuple[Tensor, Tensor]:
+        """All samples as the kernel wants them, for mini-batches that are gathered."""
+        inputs, targets = self._problem.train
+        return self._kernel.prepare(inputs).to(self._device), targets.to(self._device)
+
+    def _moved_part(self, module: nn.Module, without_gradient: set[str]) -> Tensor | None:
+        """1 for every number of a row that has a gradient, as torch leaves alone what has none."""
         frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         still = frozen if self._optimiser.proximal else frozen | without_gradient
         if not still:
@@ -170,17 +257,23 @@ class BatchedTrainer:
             self.layout.views(part)[name].zero_()
         return part[0, : self.layout.trained].to(next(module.parameters()).device)
 
-    def train(self, clients: Ids, start: Tensor, *, epochs: int) -> Tensor:
+    def _train(self, work: _Work, start: Tensor) -> Tensor:
         """The clients' local training, side by side."""
-        place = self._place[clients]
         updates = torch.empty_like(start)
-        for members in self._groups(place):
+        for members in self._groups(work):
             index = torch.from_numpy(members).to(start.device)
-            updates[index] = self._train_group(place[members], start[index], epochs)
+            group = self._group(work[members], start[index])
+            for epoch in range(group.epochs):
+                group.epoch(epoch)
+            updates[index] = group.rows
         return updates
 
-    def _groups(self, place: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Who is trained together: as many as fit; where samples of a batch see each other, equal shards only."""
+    def _groups(self, work: _Work) -> list[Ids]:
+        """Who is trained together, whoever makes most steps first: as many as fit.
+
+        Where samples of a batch see each other, equal shards only.
+        """
+        place = self._place[work.clients]
         order = np.argsort(place, kind="stable")
         parts = [(band, order[band.holds(place[order])]) for band in self._bands]
         if self._kernel.needs_whole_batches:
@@ -189,41 +282,102 @@ class BatchedTrainer:
                 for band, part in parts
                 for equal in np.split(part, np.flatnonzero(np.diff(self._lengths[place[part]])) + 1)
             ]
+        parts = [(band, part[np.argsort(-work.steps[part], kind="stable")]) for band, part in parts]
         return [part[i : i + band.most] for band, part in parts for i in range(0, len(part), band.most)]
 
-    def alone(self, client: int, start: Tensor) -> Group:
+    def alone(
+        self,
+        client: int,
+        start: Tensor,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        base: int = 0,
+    ) -> Group:
         """One client at work by itself, from a copy of its start model [d]."""
-        return self._group(self._place[[client]], start[None].clone())
+        clients = np.array([client])
+        count, rate = (None if value is None else np.array([value]) for value in (steps, lr))
+        work = self._work(clients, start, epochs, count, rate, np.array([base]))
+        return self._group(work, start[None].clone(), at_a_time=int(self._batches.per_epoch(clients)[0]))
 
-    def _train_group(self, places: NDArray[np.int64], rows: Tensor, epochs: int) -> Tensor:
-        group = self._group(places, rows)
-        for _ in range(epochs):
-            group.epoch()
-        return group.rows
+    def _group(self, work: _Work, rows: Tensor, *, at_a_time: int = 0) -> Group:
+        """Clients of one band at work; their rows may be trained in place.
 
-    def _group(self, places: NDArray[np.int64], rows: Tensor) -> Group:
-        """Clients of one band at work, the largest first; their rows may be trained in place."""
+        Where mini-batches are gathered, an epoch of the group is `at_a_time` steps (0: all of them).
+        """
+        places = self._place[work.clients]
         band = next(band for band in self._bands if band.holds(places[:1]).all())
-        if band.epoch is not None:
-            return self._group_by_epochs(band.epoch, torch.from_numpy(places - band.first).to(rows.device), rows)
+        gathered = self._batches.shuffle or not work.in_epochs
+        if not gathered and band.epoch is not None and work.lr is None and work.correction is None:
+            return _affine_group(
+                band.epoch, torch.from_numpy(places - band.first).to(rows.device), rows, work.in_epochs
+            )
         trained = rows[:, : self.layout.trained] if self.layout.buffers else rows
-        optimiser = RowOptimiser(self._optimiser, trained, self._decayed)
-        # Step by step: who is at work, the part of their rows that is trained, and their mini-batches.
-        steps = band.steps_of(places, rows.device, whole_batches=self._kernel.needs_whole_batches)
-        program = [(rows[: len(step[0])], trained[: len(step[0])], step) for step in steps]
+        optimiser = RowOptimiser(self._optimiser, trained, self._moved, lr=work.lr, correction=work.correction)
 
-        def epoch(rows: Tensor) -> Tensor:
-            for at_work, moving, step in program:
-                optimiser.step(moving, self._kernel.gradients(at_work, step)[:, : self.layout.trained])
+        def move(steps: Iterable[Step]) -> Tensor:
+            for step in steps:
+                at_work = slice(len(step[0]))
+                gradients = self._kernel.gradients(rows[at_work], step)
+                optimiser.step(trained[at_work], gradients[:, : self.layout.trained])
             return rows
 
-        return Group(rows, epoch, optimiser)
+        whole = self._kernel.needs_whole_batches
+        if not gathered:
+            laid_out = band.steps_of(places, rows.device, whole_batches=whole)
+            return Group(rows, work.in_epochs, lambda rows, number: move(laid_out), optimiser)
+        gathering = _Gathered(self._batches, work, band.batch_size, whole_batches=whole)
+        most = max(1, at_a_time or gathering.steps)
+        return Group(
+            rows,
+            -(-gathering.steps // most),
+            lambda rows, number: move(map(self._gather, gathering.part(number * most, most))),
+            optimiser,
+        )
 
-    @staticmethod
-    def _group_by_epochs(whole: tuple[Tensor, Tensor], places: Tensor, rows: Tensor) -> Group:
-        """The same where a whole epoch is an affine map, made once for every client."""
-        matrix, vector = (part[places] for part in whole)
-        return Group(rows, lambda rows: torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2))
+    def _gather(self, batch: tuple[Ids, NDArray[np.float64]]) -> Step:
+        """A mini-batch of each of some clients from the pool, by the numbers and the weights of its samples."""
+        index, weight = (torch.from_numpy(part).to(self._device) for part in batch)
+        inputs, targets = self._pool
+        return self._kernel.pack((inputs[index], targets[index], weight.to(self.layout.dtype)))
+
+
+def _affine_group(whole: tuple[Tensor, Tensor], places: Tensor, rows: Tensor, epochs: int) -> Group:
+    """Clients at work where a whole epoch is an affine map, made once for every client."""
+    matrix, vector = (part[places] for part in whole)
+    return Group(rows, epochs, lambda rows, number: torch.baddbmm(vector, matrix, rows.unsqueeze(2)).squeeze(2))
+
+
+class _Gathered:
+    """The mini-batches of clients step by step: at each step of those who make that many."""
+
+    def __init__(self, batches: Batches, work: _Work, width: int, *, whole_batches: bool) -> None:
+        """Whoever makes most steps comes first. With `whole_batches`, all clients have as many samples."""
+        self._batches, self._work, self._width, self._whole = batches, work, width, whole_batches
+        self._lengths, self._per_epoch = batches.lengths[work.clients], batches.per_epoch(work.clients)
+        self._orders = np.zeros((len(work.clients), int(self._lengths.max())), dtype=np.int64)  # in the epoch of each
+        self.steps = int(work.steps[0])
+        """How many steps there are."""
+
+    def part(self, first: int, count: int) -> Iterator[tuple[Ids, NDArray[np.float64]]]:
+        """So many steps, fewer at the end: which samples are in the clients' mini-batches, and their weights.
+
+        The first one must begin an epoch of every client.
+        """
+        return map(self._step, range(first, min(first + count, self.steps)))
+
+    def _step(self, number: int) -> tuple[Ids, NDArray[np.float64]]:
+        at_work = int(np.searchsorted(-self._work.steps, -number))
+        epochs, places = np.divmod(number, self._per_epoch[:at_work])
+        for k in np.flatnonzero(places == 0).tolist():
+            order = self._batches.order(int(self._work.clients[k]), int(self._work.bases[k]), int(epochs[k]))
+            self._orders[k, : len(order)] = order
+        starts, lengths = places[:, None] * self._width, self._lengths[:at_work, None]
+        sizes = np.minimum(self._width, lengths - starts)
+        offsets = np.arange(int(sizes[0, 0]) if self._whole else self._width)
+        samples = np.take_along_axis(self._orders[:at_work], np.minimum(starts + offsets, lengths - 1), axis=1)
+        return samples, (offsets < sizes) / sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +388,20 @@ class _Band:
     """The place of the first of them among all clients, who are in order of their number of samples."""
     lengths: NDArray[np.int64]
     batch_size: int
-    steps: list[Step]
-    epoch: tuple[Tensor, Tensor] | None
-    """What an epoch amounts to, where it is affine."""
     most: int
     """How many of them are trained at a time."""
+    lay_out: Callable[[], list[Step]]
+    join: Callable[[list[Step]], tuple[Tensor, Tensor] | None]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The mini-batches of an epoch, step by step, laid out when they are first needed."""
+        return self.lay_out()
+
+    @cached_property
+    def epoch(self) -> tuple[Tensor, Tensor] | None:
+        """What an epoch amounts to, where it is affine."""
+        return self.join(self.steps)
 
     def holds(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these places are of this band."""
@@ -300,10 +463,12 @@ def make_trainer(
     optimiser: Optimiser,
     device: torch.device,
     memory_mb: float = 1024.0,
+    shuffle: bool = False,
+    seed: int = 0,
 ) -> Trainer:
     """The trainer of that name."""
+    common: dict[str, Any] = {"batch_size": batch_size, "optimiser": optimiser, "device": device}
+    common |= {"shuffle": shuffle, "seed": seed}
     if kind == "serial":
-        return SerialTrainer(problem, shards, batch_size=batch_size, optimiser=optimiser, device=device)
-    return BatchedTrainer(
-        problem, shards, batch_size=batch_size, optimiser=optimiser, device=device, memory_mb=memory_mb
-    )
+        return SerialTrainer(problem, shards, **common)
+    return BatchedTrainer(problem, shards, memory_mb=memory_mb, **common)

@@ -204,7 +204,7 @@ def _attempt(job: _Job, settings: Settings, problem: Problem, shard: NDArray[np.
     trainer = BatchedTrainer(
         problem, [shard], batch_size=settings.batch_size, optimiser=make_optimiser(settings), device=device
     )
-    attempt = Attempt(trainer, job.base.to(device))
+    attempt = Attempt(trainer, job.base.to(device), epochs=settings.epochs)
     if job.training:
         try:
             attempt.restore(job.training)

@@ -100,7 +100,7 @@ def expected(settings: Settings, shard: NDArray[np.int64], start: Tensors) -> Te
     problem = load_problem(settings.task)
     optimiser = Optimiser(
         kind=settings.optimiser,
-        lr=settings.lr,
+        lr=settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         proximal=settings.proximal,

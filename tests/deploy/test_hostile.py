@@ -23,7 +23,7 @@ from safa.runs import Run, load_run
 from safa.server.learner import Learner
 from safa.server.setup import make_aggregator
 from safa.tasks import load_problem
-from safa.training import BatchedTrainer, LocalTraining
+from safa.training import BatchedTrainer, LocalTraining, Score
 from safa.training.setup import make_optimiser, make_shards
 from tests.deploy.harness import apart
 from tests.deploy.real import listens, records, running, safa, wait_for
@@ -139,7 +139,7 @@ def _honest_model(run: Run) -> dict[str, Tensor]:
         make_aggregator(settings, protocol),
         trainer.layout.row(dict(start.named_parameters()) | dict(start.named_buffers())),
         np.empty(0),
-        evaluate=lambda model: (0.0, 0.0),
+        evaluate=lambda model: Score(0.0, {}),
     )
     for record in run.records():
         learner.apply(record)

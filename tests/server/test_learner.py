@@ -24,7 +24,7 @@ from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.simulation import run_rounds
 from safa.tasks import task_of
-from safa.training import Evaluator, LocalTraining, Optimiser, SerialTrainer, Trainer
+from safa.training import Evaluator, LocalTraining, Optimiser, Score, SerialTrainer, Trainer
 from tests.protocol.helpers import PROTOCOLS as MACHINES
 from tests.server.literal import (
     CPU,
@@ -344,7 +344,7 @@ def test_a_model_that_an_aggregator_has_evaluated_is_not_evaluated_again() -> No
     it = learner(settings, aggregator=AsPrinted(aggregator_of(settings)))
     asked, evaluate = list[Tensor](), it._evaluate
 
-    def counted(row: Tensor) -> tuple[float, float]:
+    def counted(row: Tensor) -> Score:
         asked.append(row)
         return evaluate(row)
 

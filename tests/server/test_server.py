@@ -23,18 +23,19 @@ from safa.server import Server
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.server.resume import find_checkpoint
+from safa.training import Score
 from tests.protocol.helpers import PROTOCOLS
 from tests.server.literal import SIZES, START, Fake, LiteralFleet, change_fleet, fake, run_round
 
 
-def loss_of(model: Tensor) -> tuple[float, float]:
-    return float(model.abs().sum()), float(model[0])
+def score_of(model: Tensor) -> Score:
+    return Score(float(model.abs().sum()), {"first": float(model[0])})
 
 
 def server_of(protocol: Protocol, source: UpdateSource, *, aggregator: str = "", **given: Any) -> Server:
     """A server that learns from the updates of a source."""
     made = registry.build(aggregator or protocol.aggregator, {})
-    learner = Learner(source, made, START, protocol.sizes.copy(), evaluate=loss_of)
+    learner = Learner(source, made, START, protocol.sizes.copy(), evaluate=score_of)
     return Server(protocol, seed=3, rounds=ROUNDS, learner=learner, **given)
 
 

@@ -32,7 +32,7 @@ from safa.fleet import make_fleet
 from safa.runs.settings import Settings
 from safa.tasks import load_problem
 from safa.training import Attempt, BatchedTrainer, Layout, Optimiser
-from safa.training.setup import make_shards
+from safa.training.setup import local_training, make_shards
 
 ROOT = Path(__file__).parent.parent.parent
 EPOCHS = 4
@@ -76,6 +76,8 @@ def request_of(
         "own": False,
         "codec": kind,
         "config": config_of(),
+        "client": 0,
+        "round": 1,
         "model": encoded if model else None,
     }
     return TrainRequest(**values | given)
@@ -165,6 +167,54 @@ def switched_off(device: Device, request: TrainRequest, meter: SimpleNamespace, 
     meter.left, meter.done = 10**9, 0
 
 
+# -- the amount of work ----------------------------------------------------------------------------------------------
+
+WORK: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"local_steps": 30},
+    {"schedule": "cosine"},
+    {"optimiser": "adamw", "weight_decay": 0.1, "lr": 0.01, "clip": 0.5},
+    {"momentum": 0.9, "nesterov": True, "shuffle": True, "local_steps": 70},
+]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("given", WORK, ids=str)
+def test_a_device_trains_as_a_simulation_does(
+    given: dict[str, Any], own: bool, tmp_path: Path, epochs: SimpleNamespace
+) -> None:
+    """It is switched off in the middle, and asked for a part of the work that a simulated client is asked for."""
+    settings = Settings.of("boston", seed=3, **given)
+    problem, start = load_problem("boston"), start_tensors()
+    layout = Layout(problem.start_model(0))
+    shards = [shard_of(settings, part) for part in range(settings.clients)]
+    simulated = local_training(settings, problem, shards, torch.device("cpu"), own_models=own)
+    row = layout.row({name: torch.from_numpy(tensor) for name, tensor in start.items()})
+    clients, bases, rounds, work = np.array([2]), np.array([7]), np.array([9]), np.array([0.6])
+    wanted = simulated.updates(clients, bases, row[None], rounds=rounds, work=work)[0]
+    request = request_of(start, version=7, round=9, client=2, work=0.6, own=own, config=settings.to_toml())
+    device = Device("ann", tmp_path, partition=2, save_every_s=0.0)
+    switched_off(device, request, epochs, after_epochs=1)
+    got = updated(device.train(replace(request, model=None, attempt=2)))
+    found = layout.row({name: torch.from_numpy(tensor) for name, tensor in got.items()})
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert (wanted - row).abs().max() > 1e-3
+
+
+def test_another_share_of_the_work_is_another_request(tmp_path: Path) -> None:
+    device = Device("ann", tmp_path, partition=2)
+    half, whole = (updated(device.train(request_of(work=work, model=work < 1))) for work in (0.5, 1.0))
+    assert any(not np.array_equal(half[name], whole[name]) for name in half)
+    assert held(tmp_path)["work"] == 1.0
+
+
+def test_a_schedule_of_ones_own_is_refused(tmp_path: Path) -> None:
+    why = "a schedule of your own cannot be deployed: devices do not import os.path:exists"
+    config = config_of(schedule="warmup:3+os.path:exists")
+    assert failed(Device("ann", tmp_path).train(request_of(config=config))) == why
+    assert failed(Device("ann", tmp_path).join(JoinRequest(deployment="t", config=config))) == why
+
+
 # -- introductions ---------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +247,7 @@ def test_a_partition_that_does_not_exist_is_a_failure(part: int, tmp_path: Path)
     [
         ("= 3", "cannot be used here: Invalid"),
         ('task = "boston"', "not those of this version of safa"),
-        (config_of() + "colour = 3\n", "not those of this version of safa"),
+        ("colour = 3\n" + config_of(), "not those of this version of safa"),
         (config_of().replace("epochs = 4", "epochs = -4"), "epochs must be at least 1, not -4"),
         (config_of().replace("epochs = 4", f"epochs = 1{'0' * 400}"), "cannot be used here"),
         (config_of().replace('"safa"', '"mine"'), "there is no protocol 'mine'"),

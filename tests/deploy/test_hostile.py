@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -107,7 +108,7 @@ class _Honest:
         self.layout = trainer.layout
         self._trainer, self._trains = trainer, trains
 
-    def train(self, clients: NDArray[np.int64], start: Tensor, *, epochs: int) -> Tensor:
+    def train(self, clients: NDArray[np.int64], start: Tensor, *, epochs: int | None = None, **given: Any) -> Tensor:
         updates = start + NUDGE
         mine = self._trains[clients]
         if mine.any():

@@ -31,8 +31,9 @@ MODEL = {
 
 def request(model: EncodedModel | None, codec: Any = "float32") -> TrainRequest:
     return TrainRequest(
-        deployment="d", attempt=1, version=2, digest="x", own=True, codec=codec, config="task = 1", model=model
-    )
+        deployment="d", attempt=1, version=2, digest="x", own=True, codec=codec, config="task = 1", client=5, round=3,
+        work=0.5, model=model,
+    )  # fmt: skip
 
 
 def update(kind: Any = "float32") -> Update:

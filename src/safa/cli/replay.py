@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--task", metavar="NAME", help="the task, package.module:attribute, of a run whose task is not built in"
     )
+    parser.add_argument("--schedule", metavar="NAME", help="the schedule of a run whose schedule is a function")
     parser.add_argument("--out", metavar="FILE", help="write the model to this .safetensors file")
     parser.set_defaults(command=run)
 
@@ -39,7 +40,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Replay a run, and print how far its model is from the run's own."""
     replayed = load_run(arguments.folder)
     own = replayed.model() if replayed.summary is not None and replayed.settings.train else None
-    model = replay(replayed, arguments.task, how=lambda task: f"safa replay {arguments.folder} --task {task}")
+    model = replay(
+        replayed,
+        arguments.task,
+        schedule=arguments.schedule,
+        how=lambda task: f"safa replay {arguments.folder} --task {task}",
+    )
     if arguments.out:
         _save(model, Path(arguments.out))
     Console(highlight=False).print(_outcome(model, own), soft_wrap=True)

@@ -32,7 +32,9 @@ def add(commands: Any) -> None:
     add_settings(parser, lists=False)
     parser.add_argument("--config", metavar="FILE", help="settings from a config.toml; options override it")
     parser.add_argument(
-        "--resume", metavar="DIR", help="resume the stopped run in this folder; name the task if it is not built in"
+        "--resume",
+        metavar="DIR",
+        help="resume the stopped run in this folder; name its task, and its schedule, if not built in",
     )
     parser.add_argument("--json", action="store_true", help="print settings and metrics as one JSON object only")
     parser.add_argument(
@@ -81,13 +83,16 @@ def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter]:
-    """A stopped run; its folder holds all settings. A task that is not built in must be named again."""
+    """A stopped run; its folder holds all settings. A task or a schedule that is not built in must be named again."""
     own = arguments.task and ":" in arguments.task
-    if (arguments.task and not own) or arguments.config or arguments.out or given_settings(arguments):
+    given = given_settings(arguments)
+    schedule = given.pop("schedule", [None])[0]
+    if (arguments.task and not own) or arguments.config or arguments.out or given:
         raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
     return resume_run(
         arguments.resume,
         arguments.task,
+        schedule=schedule,
         tell=lambda sentence: print(f"safa: {sentence}", file=sys.stderr),
         how=lambda task: f"safa run {task} --resume {arguments.resume}",
     )

@@ -18,6 +18,7 @@ from safa.errors import SafaError
 from safa.fleet import make_fleet
 from safa.protocol import build
 from safa.runs import Run
+from safa.runs.schedule import check_given
 from safa.server import Server
 from safa.tasks import problem_of
 
@@ -36,12 +37,14 @@ def replay(
     problem: str | Problem | None = None,
     shards: Sequence[NDArray[np.int64]] | None = None,
     *,
+    schedule: str | Callable[[int], float] | None = None,
     how: Callable[[str], str] = lambda task: f"safa.replay(run, {task!r})",
 ) -> dict[str, Tensor]:
     """The last global model of a run, trained anew from its records, as a module's state.
 
     `problem` is needed where the task of the run is not built in: the problem itself, or its name as
-    `package.module:attribute`. No module is imported because the run's settings name it.
+    `package.module:attribute`. So is `schedule` where that of the run is a function. No module is imported because the
+    run's settings name it.
 
     `shards` says by client number which training samples a client holds, where that is not what the run's settings
     say. In a deployment, clients are numbered in the order in which they enrolled; its roster says which part of the
@@ -49,6 +52,7 @@ def replay(
     """
     first, ever = _clients(run)
     settings = replace(run.settings, eval_every=_NEVER)
+    check_given(settings.schedule, schedule)
     problem = problem_of(settings.task, problem, how=how)
     _check_model(run, problem)
     if shards is None and run.roster() is None and first != settings.clients:

@@ -17,6 +17,7 @@ from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
+from safa.runs.schedule import check_given
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
@@ -120,12 +121,14 @@ def resume_run(
     folder: str | Path,
     problem: str | Problem | None = None,
     *,
+    schedule: str | Callable[[int], float] | None = None,
     tell: Callable[[str], object] = warnings.warn,
     how: Callable[[str], str] = lambda task: f"safa.resume(folder, {task!r})",
 ) -> tuple[Experiment, RunWriter]:
     """An experiment that continues where the run in this folder was stopped.
 
-    Nothing in the folder is changed before everything has been read and checked. `tell` is given a sentence for every
+    Nothing in the folder is changed before everything has been read and checked. A schedule that is a function of
+    one's own must be given again, as a task that is not built in. `tell` is given a sentence for every
     checkpoint that could not be used.
     """
     run = load_run(folder)
@@ -136,6 +139,7 @@ def resume_run(
     found = find_checkpoint(run)
     if run.has_rounds() and not found.rounds:
         _check_first_round(run)
+    check_given(run.settings.schedule, schedule)
     chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
@@ -179,13 +183,19 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 
-def resume(folder: str | Path, problem: str | Problem | None = None) -> Run:
+def resume(
+    folder: str | Path,
+    problem: str | Problem | None = None,
+    *,
+    schedule: str | Callable[[int], float] | None = None,
+) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
-    built in: the problem itself, or its name as `package.module:attribute`.
+    built in: the problem itself, or its name as `package.module:attribute`. `schedule` is needed where the schedule of
+    the run is a function: that function, or the schedule as text.
     """
-    experiment, writer = resume_run(folder, problem)
+    experiment, writer = resume_run(folder, problem, schedule=schedule)
     for _ in run_to_end(experiment, writer):
         pass
     return load_run(folder)

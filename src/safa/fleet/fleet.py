@@ -25,7 +25,7 @@ class Fleet:
     sizes: NDArray[np.int64] | NDArray[np.float64]
     """n_k, samples."""
     batches: NDArray[np.float64]
-    """Mini-batches of one attempt: |B_k| * E, not rounded."""
+    """Mini-batches of one attempt: |B_k| * E, not rounded, or as many as the settings say."""
     down_s: NDArray[np.float64]
     up_s: NDArray[np.float64]
     copy_s: float
@@ -40,6 +40,7 @@ class Fleet:
         speeds: NDArray[np.float64],
         sizes: NDArray[np.int64] | NDArray[np.float64],
         epochs: int,
+        local_steps: int = 0,
         batch_size: int,
         down_mbps: ArrayLike,
         up_mbps: ArrayLike,
@@ -47,7 +48,10 @@ class Fleet:
         model_size_mb: float,
         faults: Faults,
     ) -> Fleet:
-        """A fleet from speeds, sizes and bandwidths (in Mbit/s; a single number serves for all clients)."""
+        """A fleet from speeds, sizes and bandwidths (in Mbit/s; a single number serves for all clients).
+
+        An attempt takes so many epochs, or where they are given, so many mini-batches of every client.
+        """
         megabits = model_size_mb * _MEGABITS_PER_MEGABYTE
         down, up = np.asarray(down_mbps, dtype=np.float64), np.asarray(up_mbps, dtype=np.float64)
         if not (np.all(down > 0) and np.all(up > 0) and server_mbps > 0 and model_size_mb >= 0):
@@ -55,7 +59,7 @@ class Fleet:
         return cls(
             speeds=speeds,
             sizes=sizes,
-            batches=sizes / batch_size * epochs,
+            batches=np.full(len(sizes), float(local_steps)) if local_steps else sizes / batch_size * epochs,
             down_s=np.broadcast_to(megabits / down, speeds.shape),
             up_s=np.broadcast_to(megabits / up, speeds.shape),
             copy_s=megabits / server_mbps,

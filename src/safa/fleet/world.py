@@ -49,6 +49,7 @@ def make_fleet(settings: Settings) -> Fleet:
         speeds=speeds,
         sizes=sizes,
         epochs=settings.epochs,
+        local_steps=settings.local_steps,
         batch_size=settings.batch_size,
         down_mbps=down,
         up_mbps=up,

@@ -74,11 +74,14 @@ def _lead(run: Run) -> str:
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
     values += [f"seed {settings.seed}"]
+    work = f"{settings.epochs} passes over its data, about {samples:,.0f} samples,"
+    if settings.local_steps:
+        work = f"{settings.local_steps} steps on its data, about {samples:,.0f} samples,"
     return (
         f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
         f"{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
-        f"For one update a client makes {settings.epochs} passes over its data, about {samples:,.0f} "
-        f"samples, in mini-batches of {settings.batch_size}, with a learning rate of {settings.lr:g}."
+        f"For one update a client makes {work} in mini-batches of {settings.batch_size}, "
+        f"with a learning rate of {settings.lr:g}."
     ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 

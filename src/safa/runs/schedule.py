@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.tasks.references import is_reference
+from safa.tasks.references import is_reference, reference_of
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "check_given"]
 
 Factor = Callable[[int, int], float]
 """The factor of a round, counted from 1, of a run of so many rounds."""
@@ -61,6 +61,20 @@ class Schedule:
 
     def _factors(self, number: int, last: int) -> list[float]:
         return [part(number, last) for part in self.parts if not isinstance(part, str)]
+
+
+def check_given(text: str, given: str | Callable[[int], float] | None) -> None:
+    """Refuse to continue a run whose schedule, `text`, names a function, unless it is given again.
+
+    Nothing is imported because a run's folder names it.
+    """
+    functions = Schedule.parse(text).functions
+    named = given if given is None or isinstance(given, str) else reference_of(given)
+    if named is not None and named != text and [named] != functions:
+        raise SafaError(f"the schedule of this run is {text!r}, not {named!r}")
+    if functions and named is None:
+        again = f"schedule={text!r} in Python, --schedule {text} on the command line"
+        raise SafaError(f"the schedule of this run, {text}, is not built in; if you trust it, give it again: {again}")
 
 
 def _part(part: str, text: str) -> Factor | str:

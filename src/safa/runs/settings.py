@@ -25,7 +25,9 @@ from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
+from safa.runs.schedule import Schedule
 from safa.tasks import Task, check_partition, find_task
+from safa.tasks.references import reference_of
 from safa.vocabulary import FAULT_MODELS, FLEETS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
 
 __all__ = ["CLOCKS", "FORMAT", "Settings", "as_toml", "checked", "option", "refuse_unused"]
@@ -344,6 +346,8 @@ class Settings:
         return bool(harmless) and getattr(self, name) not in harmless
 
     def __post_init__(self) -> None:
+        if callable(self.schedule):
+            object.__setattr__(self, "schedule", reference_of(self.schedule))
         for name in ("task", "protocol", "aggregator", "server_optimiser", "until", "schedule"):
             if not isinstance(getattr(self, name), str):
                 raise SafaError(f"{name} must be text, not {getattr(self, name)!r}")
@@ -354,6 +358,9 @@ class Settings:
             if item.metadata:
                 object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), item))
         check_partition(self.partition)
+        Schedule.parse(self.schedule)
+        if self.nesterov and self.optimiser == "sgd" and not self.momentum:
+            raise SafaError("nesterov needs a momentum above 0")
 
     def _take_options(self) -> None:
         """Check the own settings of protocol and aggregator, of which those behind "aggregator." are the latter's.

@@ -3,7 +3,7 @@
 from safa.training.attempt import Attempt
 from safa.training.evaluation import Evaluator, Score
 from safa.training.layout import Layout
-from safa.training.local import LocalTraining, share_of
+from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
 from safa.training.threads import torch_threads
 from safa.training.trainer import BatchedTrainer, SerialTrainer, Trainer, make_trainer
@@ -19,6 +19,5 @@ __all__ = [
     "SerialTrainer",
     "Trainer",
     "make_trainer",
-    "share_of",
     "torch_threads",
 ]

@@ -36,7 +36,7 @@ class Batches:
         return np.maximum(1, -(-self.lengths[clients] // self.size))
 
     def order(self, client: int, base: int, epoch: int) -> Ids:
-        """A client's samples as it goes through them in an epoch, counted from 0, when it trains from version `base`."""
+        """A client's samples as it goes through them in an epoch (from 0) when it trains from version `base`."""
         shard = self._shards[client]
         if not self.shuffle:
             return shard

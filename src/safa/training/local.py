@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,19 @@ from safa.runs.schedule import Schedule
 from safa.training.batches import Ids
 from safa.training.trainer import Trainer
 
-__all__ = ["LocalTraining", "share_of"]
+__all__ = ["Amount", "LocalTraining"]
 
 
-def share_of(work: NDArray[np.float64], steps: Ids) -> Ids:
+class Amount(TypedDict):
+    """How much clients train, and how: what `Trainer.train` takes."""
+
+    epochs: int | None
+    steps: Ids | None
+    lr: NDArray[np.float64] | None
+    bases: Ids
+
+
+def _share_of(work: NDArray[np.float64], steps: Ids) -> Ids:
     """How many of so many steps a share of the work is, one at least."""
     return np.maximum(1, np.rint(work * steps)).astype(np.int64)
 
@@ -60,16 +69,18 @@ class LocalTraining:
         `rounds` are the rounds in which they begin, by which the learning rate goes, and `work` the shares of their
         full work that they do. `correction` [K, d] is added to every gradient.
         """
+        amount = self.amount(clients, bases, rounds, work)
+        return self._trainer.train(clients, start, **amount, correction=correction)
+
+    def amount(self, clients: Ids, bases: Ids, rounds: Ids, work: NDArray[np.float64]) -> Amount:
+        """What a trainer has to know of the work that is asked for."""
         whole = not self._local_steps and bool(np.all(work == 1.0))
-        return self._trainer.train(
-            clients,
-            start,
-            epochs=self._epochs if whole else None,
-            steps=None if whole else self._steps(clients, work),
-            lr=None if self._schedule.is_constant else self._rates(rounds),
-            bases=rounds - 1 if self._own_models else bases,
-            correction=correction,
-        )
+        return {
+            "epochs": self._epochs if whole else None,
+            "steps": None if whole else self._steps(clients, work),
+            "lr": None if self._schedule.is_constant else self._rates(rounds),
+            "bases": rounds - 1 if self._own_models else bases,
+        }
 
     def step_sizes(self, clients: Ids, rounds: Ids, work: NDArray[np.float64]) -> NDArray[np.float64]:
         """For each of these clients, the number of its steps times their learning rate."""
@@ -77,7 +88,7 @@ class LocalTraining:
 
     def _steps(self, clients: Ids, work: NDArray[np.float64]) -> Ids:
         full = np.full(len(clients), self._local_steps) if self._local_steps else self._epochs * self._batches[clients]
-        return share_of(work, full)
+        return _share_of(work, full)
 
     def _rates(self, rounds: Ids) -> NDArray[np.float64]:
         return self._lr * self._schedule.factor(rounds, self._rounds)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from safa.errors import SafaError
 from safa.runs.schedule import Schedule
@@ -15,11 +16,20 @@ from safa.streams import stream
 from safa.tasks.partition import partition
 from safa.tasks.problem import Problem
 from safa.tasks.references import load_reference
+from safa.training.attempt import Attempt
 from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
-from safa.training.trainer import Trainer, make_trainer
+from safa.training.trainer import BatchedTrainer, Trainer, make_trainer
 
-__all__ = ["find_device", "local_training", "make_optimiser", "make_schedule", "make_shards", "trainer_of"]
+__all__ = [
+    "find_device",
+    "local_training",
+    "make_attempt",
+    "make_optimiser",
+    "make_schedule",
+    "make_shards",
+    "trainer_of",
+]
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
@@ -71,8 +81,15 @@ def local_training(
     own_models: bool,
 ) -> LocalTraining:
     """The updates of simulated clients, who start from models of their own or from versions of the global model."""
+    trainer = trainer_of(settings, problem, shards, device)
+    return _local_training(settings, trainer, shards, own_models=own_models)
+
+
+def _local_training(
+    settings: Settings, trainer: Trainer, shards: Sequence[NDArray[np.int64]], *, own_models: bool
+) -> LocalTraining:
     return LocalTraining(
-        trainer_of(settings, problem, shards, device),
+        trainer,
         epochs=settings.epochs,
         local_steps=settings.local_steps,
         batches=np.array([-(-len(shard) // settings.batch_size) for shard in shards]),
@@ -80,6 +97,43 @@ def local_training(
         schedule=make_schedule(settings),
         rounds=settings.rounds,
         own_models=own_models,
+    )
+
+
+def make_attempt(
+    settings: Settings,
+    problem: Problem,
+    shard: NDArray[np.int64],
+    start: Tensor,
+    *,
+    client: int,
+    base: int,
+    round_: int,
+    work: float = 1.0,
+    own_models: bool = False,
+) -> Attempt:
+    """One client's training, to be done in pieces: the update that a simulation makes of this version and round."""
+    device = find_device(settings.device)
+    trainer = BatchedTrainer(
+        problem,
+        [shard],
+        batch_size=settings.batch_size,
+        optimiser=make_optimiser(settings),
+        device=device,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+        first_client=client,
+    )
+    training = _local_training(settings, trainer, [shard], own_models=own_models)
+    amount = training.amount(np.zeros(1, np.int64), np.array([base]), np.array([round_]), np.array([work]))
+    steps, lr = amount["steps"], amount["lr"]
+    return Attempt(
+        trainer,
+        start.to(device),
+        epochs=amount["epochs"],
+        steps=None if steps is None else int(steps[0]),
+        lr=None if lr is None else float(lr[0]),
+        base=int(amount["bases"][0]),
     )
 
 

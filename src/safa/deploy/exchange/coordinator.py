@@ -455,6 +455,8 @@ class Coordinator:
             own=self._learning.aggregator.trains_own_models,
             codec=self._codec.name,
             config=self._config,
+            client=client,
+            round=self._learning.learner.round_of(client, version),
             model=encoded if sent.with_model else None,
         )
         self._measured.bytes_down += encoded_bytes(encoded) if sent.with_model else 0

@@ -3,7 +3,8 @@
 **It may be switched off at any moment.** The training in progress stands in one file of its folder,
 `state.safetensors`: the base model, the model so far, and the state of the optimiser. A device that is started again
 and gets the same request resumes from there, and its update is the same to the last bit. A finished request is answered
-again without any training. Two requests are the same if the digests of their base models are.
+again without any training. Two requests are the same if the digests of their base models and their shares of the
+local work are.
 
 **What the server decides.** The settings are the server's. Which code is imported and which data are read is decided on
 the device: without a task of its own it accepts the built-in tasks alone.
@@ -28,6 +29,7 @@ from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, Model
 from safa.deploy.exchange.screening import Rejected
 from safa.errors import SafaError
 from safa.fleet import make_fleet
+from safa.runs.schedule import Schedule
 from safa.runs.settings import Settings
 from safa.runs.storage import read_sealed, write_sealed
 from safa.tasks import TASKS, load_problem
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from safa.tasks.problem import Problem
     from safa.training import Attempt, Layout
 
-__all__ = ["FILE", "Device"]
+__all__ = ["FILE", "Device", "check_schedule"]
 
 FILE = "state.safetensors"
 """The training in progress, in the folder of a device."""
@@ -52,6 +54,10 @@ class _Job:
     version: int
     digest: str
     """That of the model to start from."""
+    round: int
+    """By which the learning rate goes."""
+    work: float
+    """The share of the full local work."""
     base: Tensor
     """The model to start from, as a row."""
     training: dict[str, Tensor] = field(default_factory=dict)
@@ -106,7 +112,7 @@ class Device:
             if job is None:
                 return ModelMissing(attempt=request.attempt)
             if not job.finished:
-                self._train(job, settings, problem)
+                self._train(job, request, settings, problem)
             return _update(request, job, layout)
         except SafaError as error:
             return Failure(why=str(error))
@@ -128,6 +134,7 @@ class Device:
         if self._partition is not None and not 0 <= self._partition < settings.clients:
             there_are = f"there are {settings.clients}, counted from 0"
             raise SafaError(f"this device is for partition {self._partition} of the data, but {there_are}")
+        check_schedule(settings)
         return settings
 
     def _shard(self, settings: Settings, problem: Problem) -> NDArray[np.int64]:
@@ -143,27 +150,36 @@ class Device:
         held = _read(self._path, layout)
         if held is not None and held.deployment != request.deployment:
             held = None
-        if held is not None and held.digest == request.digest:
+        if held is not None and held.digest == request.digest and held.work == request.work:
             return held
-        if held is not None and request.own and _result_digest(held, layout) == request.digest:
+        if held is not None and held.digest == request.digest:
+            base = held.base
+        elif held is not None and request.own and _result_digest(held, layout) == request.digest:
             base = held.training["row"]
         elif request.model is not None:
             base = _received(request, layout)
         else:
             return None
-        return _Job(deployment=request.deployment, version=request.version, digest=request.digest, base=base)
+        return _Job(
+            deployment=request.deployment,
+            version=request.version,
+            digest=request.digest,
+            round=request.round,
+            work=request.work,
+            base=base,
+        )
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self, job: _Job, settings: Settings, problem: Problem) -> None:
+    def _train(self, job: _Job, request: TrainRequest, settings: Settings, problem: Problem) -> None:
         """Train to the end, from wherever the job stands."""
-        attempt = _attempt(job, settings, problem, self._shard(settings, problem))
+        attempt = _attempt(job, request, settings, problem, self._shard(settings, problem))
         began = time.monotonic() - job.seconds
         saved = self._save(job, attempt, began)
-        while attempt.done < settings.epochs:
-            time.sleep(self._pause_s / settings.epochs)
+        while attempt.done < attempt.epochs:
+            time.sleep(self._pause_s / attempt.epochs)
             attempt.epoch()
-            if attempt.done < settings.epochs and time.monotonic() - saved >= self._save_every_s:
+            if attempt.done < attempt.epochs and time.monotonic() - saved >= self._save_every_s:
                 saved = self._save(job, attempt, began)
         job.finished = True
         self._save(job, attempt, began)
@@ -192,19 +208,33 @@ def _sizes(settings: Settings) -> NDArray[np.float64]:
     return np.asarray(fleet.sizes, dtype=np.float64)
 
 
-def _attempt(job: _Job, settings: Settings, problem: Problem, shard: NDArray[np.int64]) -> Attempt:
+def check_schedule(settings: Settings) -> None:
+    """Refuse a schedule that is a function of somebody's own: a device imports nothing that a server names."""
+    functions = Schedule.parse(settings.schedule).functions
+    if functions:
+        raise SafaError(f"a schedule of your own cannot be deployed: devices do not import {functions[0]}")
+
+
+def _attempt(
+    job: _Job, request: TrainRequest, settings: Settings, problem: Problem, shard: NDArray[np.int64]
+) -> Attempt:
     """The training of a job where it stands; the state of another optimiser is discarded."""
     import torch
 
-    from safa.training import Attempt, BatchedTrainer
-    from safa.training.setup import find_device, make_optimiser
+    from safa.training.setup import make_attempt
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-    device = find_device(settings.device)
-    trainer = BatchedTrainer(
-        problem, [shard], batch_size=settings.batch_size, optimiser=make_optimiser(settings), device=device
+    attempt = make_attempt(
+        settings,
+        problem,
+        shard,
+        job.base,
+        client=request.client,
+        base=job.version,
+        round_=job.round,
+        work=job.work,
+        own_models=request.own,
     )
-    attempt = Attempt(trainer, job.base.to(device), epochs=settings.epochs)
     if job.training:
         try:
             attempt.restore(job.training)
@@ -249,7 +279,7 @@ def _tensors(layout: Layout, row: Tensor) -> dict[str, NDArray[Any]]:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-_HEAD = ("deployment", "version", "digest", "seconds", "finished")
+_HEAD = ("deployment", "version", "digest", "round", "work", "seconds", "finished")
 
 
 def _write(path: Path, job: _Job) -> None:

@@ -80,6 +80,12 @@ class TrainRequest:
     """How the update is to be encoded."""
     config: str
     """The settings of the run, as TOML."""
+    client: int
+    """The client's number, on which the order of shuffled samples depends."""
+    round: int
+    """The round by which the learning rate goes: the one after that in which the model was made."""
+    work: float = 1.0
+    """The share of the full local work that is to be done."""
     model: EncodedModel | None
     """The model, if the client is to be sent it."""
 

@@ -10,6 +10,7 @@ clients' norms. On the built-in tasks this was between 0.6 and 9 times what clie
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +39,14 @@ class Reference:
 
 def steps_of(size: float, settings: Settings) -> int:
     """How many mini-batch steps a client with n_k samples takes for one update."""
-    return int(-(-size // settings.batch_size)) * settings.epochs
+    return settings.local_steps or int(-(-size // settings.batch_size)) * settings.epochs
 
 
 def reference(settings: Settings, problem: Problem) -> Reference:
     """Train from w(0) on test samples spread over the whole test set, in about `_MOST_STEPS` steps at most."""
     known = len(problem.test[0])
-    count = min(known, settings.batch_size * max(1, _MOST_STEPS // settings.epochs))
+    steps, epochs = min(settings.local_steps, _MOST_STEPS), min(settings.epochs, _MOST_STEPS)
+    count = min(known, settings.batch_size * (steps or max(1, _MOST_STEPS // settings.epochs)))
     shard = np.linspace(0, known - 1, count).astype(np.int64)
     trainer = make_trainer(
         settings.trainer,
@@ -58,7 +60,7 @@ def reference(settings: Settings, problem: Problem) -> Reference:
     module = problem.start_model(settings.seed)
     start = trainer.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
     start = start.to(find_device(settings.device))
-    epochs = min(settings.epochs, _MOST_STEPS)
-    trained = trainer.train(np.zeros(1, dtype=np.int64), start.expand(1, -1), epochs=epochs)[0]
+    amount: dict[str, Any] = {"steps": np.array([steps])} if steps else {"epochs": epochs}
+    trained = trainer.train(np.zeros(1, dtype=np.int64), start.expand(1, -1), **amount)[0]
     norm = float(torch.linalg.vector_norm(trained.double() - start.double()))
-    return Reference(norm, -(-count // settings.batch_size) * epochs)
+    return Reference(norm, steps or -(-count // settings.batch_size) * epochs)

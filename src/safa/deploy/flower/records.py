@@ -86,6 +86,9 @@ def read_train_request(content: RecordDict) -> TrainRequest:
             own=head.get("own") is True,
             codec=cast(CodecName, _text(head, "codec")),
             config=_text(head, "config"),
+            client=_whole(head, "client"),
+            round=_whole(head, "round"),
+            work=_number(head, "work"),
             model=_encoded(content, head) if _MODEL in content else None,
         )
     except _UnreadableError as error:

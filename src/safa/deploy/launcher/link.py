@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from safa.deploy.exchange.device import check_schedule
 from safa.deploy.exchange.options import FILE as OPTIONS_FILE
 from safa.deploy.exchange.options import Options
 from safa.deploy.flower.ports import LOOPBACK
@@ -88,6 +89,7 @@ def begin(folder: Path, settings: Settings, options: Options, link: Link, *, for
     aggregator = make_aggregator(settings, protocol)
     if aggregator.not_deployed:
         raise SafaError(aggregator.not_deployed)
+    check_schedule(settings)
     if link.keys and not link.local:
         check_keys(folder / link.keys)
     if link.port:

@@ -17,13 +17,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "own-protocol.md"
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The protocol of the docs, as if its package was installed."""
-    example = next(
-        block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "Spar" in block
-    )
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     place = tmp_path / "packages"
     metadata = place / "sparing-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (place / "sparing_protocol.py").write_text(example)
+    (place / "sparing_protocol.py").write_text(examples[1])
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sparing\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[safa.protocols]\nsparing = sparing_protocol:Sparing\n")
     monkeypatch.syspath_prepend(place)
@@ -59,10 +57,11 @@ def test_parts_of_the_work_survive_a_restart_of_the_server(tmp_path: Path) -> No
 def test_a_round_that_is_opened_again_may_ask_for_another_part(tmp_path: Path) -> None:
     """Nobody replies in time, so the round is cancelled; what is still in flight for another share is asked anew."""
     harness = Harness(tmp_path, {"protocol": "sparing", "fraction": 1.0, "rounds": 3}, delays_s={2: 9.0, 3: 10.0})
-    harness.run(until=harness.in_round(3))
+    harness.run(until=harness.in_round(2))
     for peer in harness.peers:
-        peer.delay_s += 100.0
+        peer.delay_s += 100.0  # from round 3 on
     coordinator = harness.coordinator
+    harness.run(until=harness.in_round(3))
     harness.run(until=lambda: not coordinator.protocol.is_open)  # cancelled at the deadline of 60 s
     for client, share in ((0, 0.5), (3, 1.0)):
         coordinator._requests._took[client] = 500.0 if share < 1 else 0.0

@@ -14,9 +14,13 @@ import safa
 from safa import load_run
 from safa.aggregation.registry import available, optimisers
 from safa.analysis import METRICS, TARGET_METRICS
-from safa.protocol import Protocol
+from safa.fleet import make_fleet
+from safa.protocol import FedAvg, Protocol
 from safa.protocol.records import Verdict
+from safa.runs import Settings
 from safa.runs.options import SettingsOptions
+from safa.server import Server
+from safa.simulation import drive
 from safa.tasks import measures
 from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
@@ -99,12 +103,27 @@ def test_every_metric_has_a_line_in_the_docs() -> None:
 
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     names: dict[str, Any] = {}
-    protocol_example, test_example = blocks("docs/own-protocol.md")
+    protocol_example, _, test_example = blocks("docs/own-protocol.md")
     exec(protocol_example, names)
     first_come: type[Protocol] = names["FirstCome"]
     check_protocol(lambda sizes: first_come(sizes, fraction=0.3, round_limit_s=9.0), scripts=10)
     exec(test_example, names)
     assert np.isfinite(first_come([1.0], fraction=1.0).quota)
+
+
+def test_the_protocol_of_the_docs_that_asks_for_parts_has_shorter_rounds() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/own-protocol.md")[1], names)
+    sparing: type[FedAvg] = names["Sparing"]
+    check_protocol(lambda sizes: sparing(sizes, fraction=0.5, round_limit_s=9.0), scripts=10)
+    settings = Settings.of("boston", protocol="fedavg", fraction=0.5, rounds=5, crash_rate=0.0)
+    fleet = make_fleet(settings)
+    all_of_it, parts = (
+        list(drive(Server(kind(fleet.sizes, fraction=0.5), seed=0, rounds=5), fleet, settings))
+        for kind in (FedAvg, sparing)
+    )
+    assert {share for record in parts for share in record.work.tolist()} == {0.5, 1.0}
+    assert all(one.length_s < other.length_s for one, other in zip(parts, all_of_it, strict=True))
 
 
 def test_the_aggregator_of_the_docs_keeps_the_contract() -> None:

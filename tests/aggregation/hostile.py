@@ -21,8 +21,8 @@ class Hostile:
         self._inner, self._hostile = inner, hostile
         self.train = inner.train
 
-    def updates(self, clients: Ids, bases: Ids, start: Tensor) -> Tensor:
-        rows: Tensor = self._inner.updates(clients, bases, start)
+    def updates(self, clients: Ids, bases: Ids, start: Tensor, **given: Any) -> Tensor:
+        rows: Tensor = self._inner.updates(clients, bases, start, **given)
         bad = np.flatnonzero(np.isin(clients, self._hostile)).tolist()
         rows[bad] = start[bad] - 10 * (rows[bad] - start[bad])
         return rows

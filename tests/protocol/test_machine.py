@@ -13,8 +13,8 @@ from safa.errors import MisuseError, SafaError
 from safa.protocol import Events, FedAsync, FedAvg, Protocol, Safa
 from safa.protocol.machine import Settlement
 from safa.protocol.records import Ids, RecordOrder, Refusal, Rule
-from safa.testing import check_protocol, check_record_so_far
-from tests.protocol.helpers import PROTOCOLS, arrive, lose, open_round
+from safa.testing import check_protocol, check_record_so_far, check_splitting, check_work
+from tests.protocol.helpers import PROTOCOLS, SparingSafa, arrive, lose, open_round
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -48,6 +48,75 @@ class Undecided(FedAsync):
 def test_a_record_so_far_that_is_not_kept_to_is_found(kind: type[FedAsync], complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         check_record_so_far(lambda sizes: kind(sizes, fraction=0.9, round_limit_s=20), seed=1)
+
+
+class Demanding(SparingSafa):
+    """It asks clients for other shares while they are at work."""
+
+    def _accept(self, clients: Ids, bases: Ids) -> Ids:
+        self.work[:] = 0.5
+        return super()._accept(clients, bases)
+
+
+class Forgetful(FedAsync):
+    """It asks for a share that depends on who else has come in at the same time."""
+
+    def _work(self, clients: Ids) -> NDArray[np.float64]:
+        return np.full(len(clients), 1 / max(1, len(clients)))
+
+
+def test_a_share_of_the_work_that_is_not_kept_to_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"was asked for 1\.0 of its work, and for 0\.5 in mid-attempt"):
+        check_work(lambda sizes: Demanding(sizes, fraction=0.9, round_limit_s=20), seed=1)
+    with pytest.raises(AssertionError, match="batches gave another record than single events"):
+        check_splitting(lambda sizes: Forgetful(sizes, fraction=0.9, round_limit_s=20), seed=1)
+
+
+class Asking(Safa):
+    """It asks for what it was told to ask for."""
+
+    share: object = 1.0
+
+    def _work(self, clients: Ids) -> NDArray[np.float64]:
+        return np.full(len(clients), self.share)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.0000001, math.nan, math.inf, (0.5, 0.5)])
+def test_a_share_of_the_work_that_is_none_is_refused(share: object) -> None:
+    safa = Asking([1, 1], fraction=1.0)
+    safa.share = share if isinstance(share, float) else 1.0
+    if not isinstance(share, float):
+        safa._work = lambda clients: np.array([0.5])  # type: ignore[method-assign]
+    with pytest.raises(MisuseError, match="must ask each of 2 clients for a share of its work above 0 and at most 1"):
+        open_round(safa, 0.0)
+
+
+def test_a_share_of_the_work_holds_until_the_update_comes_in() -> None:
+    safa = Asking([1, 1, 1], fraction=0.3, lag_tolerance=5)
+    safa.share = 0.5
+    open_round(safa, 0.0)
+    arrive(safa, [0], 1.0)
+    first = safa.close_round(now=1.0)
+    safa.share = 0.25
+    open_round(safa, 1.0)  # 0 begins anew, 1 and 2 continue
+    assert safa.work.tolist() == [0.25, 0.5, 0.5]
+    strangers = Events.arrivals([7, -1], [0, 0], at_s=1.5)
+    safa.receive(strangers)
+    arrive(safa, [0, 1], 2.0)
+    second = safa.close_round(now=2.0)
+    assert first.work.tolist() == [0.5]
+    assert second.work.tolist() == [1.0, 1.0, 0.25, 0.5]  # of strangers nothing was asked
+    assert safa.asks_for_parts
+    assert not Safa([1], fraction=1.0).asks_for_parts
+
+
+def test_who_begins_from_a_model_that_it_holds_is_asked_anew() -> None:
+    local = PROTOCOLS["local in parts"](np.ones(2))
+    for number, share in ((1, 1.0), (2, 0.5)):
+        local.open_round(now=10.0 * number, draws=[0, 1], expected_s=[4.0, 1.0])
+        assert local.work[0] == share
+        arrive(local, [0], 10.0 * number + 1)
+        assert local.close_round(now=local.now).work.tolist() == [share]
 
 
 def test_who_comes_and_goes_again_and_again_is_named_once() -> None:

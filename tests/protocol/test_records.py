@@ -122,6 +122,8 @@ def damaged(lines: list[str], number: int, **fields: Any) -> list[str]:
         (2, {"client": [True, 1, 2]}, "client must be a list of whole numbers"),
         (2, {"client": [[0], [1], [2]]}, "client must be a list of whole numbers"),
         (2, {"client": 3}, "client must be a list of whole numbers"),
+        (2, {"work": [0, 1, 1]}, "work must be above 0"),
+        (2, {"work": [1.5, 1, 1]}, "work must hold numbers from 0 to 1 only"),
         (2, {"base": [9, 0, 0]}, "base must be from 0 to the version"),
         (2, {"into": [9, 0, 0]}, "into must be at most the version that comes next"),
         (2, {"into": [0, 0, 0]}, "into must be above base"),

@@ -24,6 +24,7 @@ class Client:
 
     busy: bool = False
     base: int = 0
+    share: float = 1.0
     full_s: float = 0.0
     before_s: float = 0.0
     begin_s: float = 0.0
@@ -41,14 +42,16 @@ class Round:
     sent: list[int] = field(default_factory=list)
     deprecated: list[int] = field(default_factory=list)
     arrivals: list[tuple[int, int, str]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    """Of its full work, what each of these was asked for."""
     crashed: list[int] = field(default_factory=list)
 
 
 class World:
     """The devices and the server's link."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
-        self.settings, self.fleet = settings, fleet
+    def __init__(self, settings: Settings, fleet: Fleet, sparing: bool) -> None:
+        self.settings, self.fleet, self.sparing = settings, fleet, sparing
         self.clients = [Client() for _ in range(len(fleet))]
         self.link_free_s = 0.0
         self.round = 0
@@ -71,8 +74,15 @@ class World:
     def start(self, k: int, base: int, begin_s: float) -> None:
         client, fleet = self.clients[k], self.fleet
         client.busy, client.base, client.before_s = True, base, 0.0
-        client.full_s = float(fleet.down_s[k] + fleet.train_s[k] + fleet.up_s[k])
+        client.share = self.share(k)
+        client.full_s = float(fleet.down_s[k] + client.share * fleet.train_s[k] + fleet.up_s[k])
         self.stretch(k, begin_s)
+
+    def share(self, k: int) -> float:
+        """The share of its work that a client is asked for, as `tests.protocol.helpers.Sparing` has it."""
+        if not self.sparing or self.round % 2:
+            return 1.0
+        return float(min(1.0, 2 * min(self.fleet.turnaround_s) / self.fleet.turnaround_s[k]))
 
     def elapsed_s(self, k: int, now: float) -> float:
         client = self.clients[k]
@@ -101,9 +111,9 @@ class World:
         return min((client.next_s, k) for k, client in enumerate(self.clients))
 
 
-def simulate(settings: Settings, fleet: Fleet) -> list[Round]:
-    """Run one of the three protocols, round by round."""
-    world = World(settings, fleet)
+def simulate(settings: Settings, fleet: Fleet, *, sparing: bool = False) -> list[Round]:
+    """Run one of the three protocols, round by round; a sparing one asks for parts of the work."""
+    world = World(settings, fleet, sparing)
     server = SERVERS[settings.protocol](settings)
     rounds = []
     now = 0.0
@@ -126,6 +136,7 @@ def simulate(settings: Settings, fleet: Fleet) -> list[Round]:
                 waiting.discard(k)
                 continue
             client.busy = False
+            this.shares.append(client.share)
             this.arrivals.append((k, client.base, server.arrive(k, client.base)))
             waiting.discard(k)
             if settings.protocol == "fedasync":

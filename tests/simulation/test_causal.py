@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ from safa.analysis import measure
 from safa.errors import SafaError
 from safa.fleet import make_fleet
 from safa.protocol.records import EndedBy, RoundRecord, Verdict
+from safa.protocol.registry import parameters
 from safa.runs.settings import Settings
-from safa.simulation import run_rounds
+from safa.server import Server
+from safa.simulation import drive, run_rounds
+from tests.protocol.helpers import SparingFedAsync, SparingFedAvg, SparingSafa
 from tests.simulation import oracle
+
+SPARING: dict[str, Any] = {"safa": SparingSafa, "fedavg": SparingFedAvg, "fedasync": SparingFedAsync}
 
 worlds = st.fixed_dictionaries(
     {
@@ -34,23 +40,34 @@ worlds = st.fixed_dictionaries(
         "fault_model": st.sampled_from(["attempt", "round"]),
         "keep_progress": st.booleans(),
         "server_mbps": st.sampled_from([1.0, 10_000.0]),
+        "model_size_mb": st.sampled_from([0.0, 10.0]),
     }
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(worlds)
-def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any]) -> None:
+@given(worlds, st.booleans())
+def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any], sparing: bool) -> None:
     setting = replace(Settings.of("mnist"), **world)  # some have no effect with some protocols
-    slow = oracle.simulate(setting, make_fleet(setting))
-    fast = list(run_rounds(setting))
+    slow = oracle.simulate(setting, make_fleet(setting), sparing=sparing)
+    fast = list(run_sparingly(setting) if sparing else run_rounds(setting))
     assert len(slow) == len(fast)
     for expected, record in zip(slow, fast, strict=True):
         assert (record.opened_s, record.closed_s) == (expected.opened_s, expected.closed_s)
         assert record.sent.tolist() == expected.sent
         assert record.deprecated.tolist() == expected.deprecated
         assert told(record) == expected.arrivals
+        assert record.work.tolist() == expected.shares
         assert record.crashed.tolist() == expected.crashed
+
+
+def run_sparingly(setting: Settings) -> Iterator[RoundRecord]:
+    """The rounds of a protocol that asks slow clients for a part of their work."""
+    fleet = make_fleet(setting)
+    kind = SPARING[setting.protocol]
+    taken = {name: value for name, value in setting.values().items() if name in parameters(kind.__mro__[2])}
+    server = Server(kind(fleet.sizes, **taken), seed=setting.seed, rounds=setting.rounds)
+    return drive(server, fleet, setting)
 
 
 def told(record: RoundRecord) -> list[tuple[int, int, str]]:
@@ -102,6 +119,14 @@ def test_an_abandoned_attempt_is_futile(tmp_path: Path) -> None:
     assert records[1].work_lost == pytest.approx(1 / 1.5 + 0.1)  # what 1 and 2 had done in 1 s
     assert records[2].work_lost == pytest.approx(0.15)
     assert measure(records)["starved"] == pytest.approx(1 / 3)
+
+
+def test_half_the_work_takes_half_the_time(tmp_path: Path) -> None:
+    """A client that needs 4 s, another 1 s: in the second round, the slow one is asked for half."""
+    setting = hand_made(tmp_path, [1.0, 0.25], fraction=1.0, rounds=2, protocol="fedavg")
+    whole, half = run_sparingly(setting)
+    assert (whole.closed_s, whole.work_done, whole.work.tolist()) == (4.0, 2.0, [1.0, 1.0])
+    assert (half.length_s, half.work_done, half.work.tolist()) == (2.0, 1.5, [1.0, 0.5])
 
 
 def test_a_lost_client_is_noticed_after_the_delay(tmp_path: Path) -> None:

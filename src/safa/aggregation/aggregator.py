@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -42,6 +42,8 @@ class Updates:
     """The updates themselves, models [K, d]."""
     start: Tensor
     """The models that they were trained from, [K, d]."""
+    step_size: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The number of its steps times their learning rate, where the aggregator corrects gradients; else empty."""
 
     def __len__(self) -> int:
         return len(self.client)
@@ -59,7 +61,8 @@ class Updates:
         in_a_row = len(places) > 0 and places[-1] - places[0] + 1 == len(places)
         index = slice(places[0], places[-1] + 1) if in_a_row else places.tolist()
         named = (self.client[places], self.base[places], self.weight[places], self.picked[places])
-        return Updates(*named, rows=self.rows[index], start=self.start[index])
+        sizes = self.step_size[places] if len(self.step_size) else self.step_size
+        return Updates(*named, rows=self.rows[index], start=self.start[index], step_size=sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,8 @@ class Aggregator(ABC):
     """Whether it holds an entry per client; only then it is given undrafted updates, one step later."""
     trains_own_models: ClassVar[bool] = False
     """Whether a client starts from its own entry instead of from a global model."""
+    corrects: ClassVar[bool] = False
+    """Whether it corrects the gradients of clients: they must use plain SGD and start from the latest model."""
     caution: ClassVar[str] = ""
     """What somebody who uses it has to know."""
     not_deployed: ClassVar[str] = ""
@@ -129,6 +134,13 @@ class Aggregator(ABC):
     def entries(self, clients: Ids) -> Tensor:
         """The entries of these clients, one row each, where there is an entry per client."""
         raise MisuseError(f"{self.name} holds no entry per client")
+
+    def correction(self, clients: Ids) -> Tensor | None:
+        """What is to be added to every gradient of these clients, one row each [K, d]; None for nothing.
+
+        It is asked right before their updates are trained, from the latest model.
+        """
+        return None
 
     def references(self) -> set[int]:
         """The versions that are needed besides the latest."""

@@ -54,6 +54,10 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
         "safa.aggregation.update_cache:FedVarp",
         "the mean delta, corrected by those that clients had before (FedVARP)",
     ),
+    "scaffold": (
+        "safa.aggregation.scaffold:Scaffold",
+        "the mean of updates whose gradients are corrected by control variates (SCAFFOLD)",
+    ),
     "median": ("safa.aggregation.robust:CoordinateMedian", "the median of each coordinate"),
     "trimmed_mean": ("safa.aggregation.robust:TrimmedMean", "the mean of each coordinate without its extremes"),
     "krum": (
@@ -154,10 +158,11 @@ def build_optimiser(
     return built
 
 
-def check(cls: type[Aggregator], rule: Rule, *, protocol: str, several: bool) -> None:
+def check(cls: type[Aggregator], rule: Rule, *, protocol: str, several: bool, from_latest: bool = True) -> None:
     """Refuse an aggregator that makes no sense with a protocol.
 
-    `rule` is what the protocol's weights mean, and `several` whether it makes a version of several updates.
+    `rule` is what the protocol's weights mean, `several` whether it makes a version of several updates, and
+    `from_latest` whether these may all have started from the version before.
     """
     if rule not in cls.rules:
         needed = " or ".join(_DOES[one] for one in Rule if one in cls.rules)
@@ -166,6 +171,11 @@ def check(cls: type[Aggregator], rule: Rule, *, protocol: str, several: bool) ->
         raise SafaError(
             f"the aggregator {cls.name} compares the updates of a version with each other; "
             f"{protocol} makes every version of a single update"
+        )
+    if cls.corrects and not from_latest:
+        raise SafaError(
+            f"the aggregator {cls.name} needs a protocol that averages updates of the latest version; "
+            f"{protocol} makes versions while clients are at work"
         )
 
 

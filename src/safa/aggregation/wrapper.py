@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Wrapper"]
 
 _INSIDE = "inside."  # what the names of the inner aggregator's state begin with
-_MIRRORED = ("rules", "compares", "keeps_entries", "trains_own_models")
+_MIRRORED = ("rules", "compares", "keeps_entries", "trains_own_models", "corrects")
+
+_SENTENCES = ("caution", "not_deployed")  # its own, or else those of the aggregator inside
 
 
 class Wrapper(Aggregator):
@@ -28,6 +30,7 @@ class Wrapper(Aggregator):
     def __init__(self, inner: Aggregator) -> None:
         self.inner = inner
         vars(self).update({name: getattr(inner, name) for name in _MIRRORED})
+        vars(self).update({name: getattr(type(self), name) or getattr(inner, name) for name in _SENTENCES})
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin, with the aggregator inside."""
@@ -51,6 +54,10 @@ class Wrapper(Aggregator):
     def entries(self, clients: Ids) -> Tensor:
         """The entries of the aggregator inside."""
         return self.inner.entries(clients)
+
+    def correction(self, clients: Ids) -> Tensor | None:
+        """That of the aggregator inside."""
+        return self.inner.correction(clients)
 
     def references(self) -> set[int]:
         """The versions that the aggregator inside needs."""

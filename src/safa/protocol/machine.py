@@ -80,13 +80,16 @@ class Protocol(ABC):
         self.sizes = np.empty(0, dtype=np.float64)
         self.active = np.empty(0, dtype=np.bool_)
         self.versions = np.empty(0, dtype=np.int32)
+        self.work = np.empty(0, dtype=np.float64)
+        """The share of its full local work that each client was asked for when its last attempt began."""
+        self._under_way = np.empty(0, dtype=np.bool_)  # it was set to work, and has not committed since
         self._expected = np.empty(0, dtype=np.bool_)  # an update from it would be taken
         self._awaited = np.empty(0, dtype=np.bool_)  # the round waits for it
         self._committed = np.empty(0, dtype=np.bool_)  # it has committed in this round
         self._waiting_for = 0
         self._joined: list[Ids] = []
         self._left: list[Ids] = []
-        self._log: list[tuple[Events, NDArray[np.int8], NDArray[np.bool_]]] = []
+        self._log: list[tuple[Events, NDArray[np.int8], NDArray[np.bool_], NDArray[np.float64]]] = []
         self._sent: list[tuple[Ids, Ids]] = []  # who was sent the model, and which version
         self._opening: tuple[Dispatch, float] | None = None
         self.enrol(sizes)
@@ -159,6 +162,8 @@ class Protocol(ABC):
         return {
             "active": True,
             "versions": self.version,
+            "work": 1.0,
+            "_under_way": False,
             "_expected": False,
             "_awaited": False,
             "_committed": False,
@@ -197,6 +202,9 @@ class Protocol(ABC):
         dispatch = self._invite(drawn, estimates)
         at_work = np.concatenate([dispatch.sync, dispatch.resume])
         self.versions[dispatch.sync] = self.version
+        self._begin(np.concatenate([dispatch.sync, dispatch.resume[~self._under_way[dispatch.resume]]]))
+        self._under_way[:] = False
+        self._under_way[at_work] = True
         for array in (self._expected, self._awaited, self._committed):
             array[:] = False
         self._expected[at_work] = True
@@ -207,6 +215,22 @@ class Protocol(ABC):
         self._sent = [(dispatch.sync, self.versions[dispatch.sync].astype(np.int64))]
         self._log = []
         return dispatch
+
+    def _begin(self, clients: Ids) -> None:
+        """These clients begin an attempt: ask for its work."""
+        shares = np.asarray(self._work(clients), dtype=np.float64)
+        if shares.shape != clients.shape or not np.all((shares > 0) & (shares <= 1)):
+            raise MisuseError(
+                f"{self.name} must ask each of {len(clients)} clients for a share of its work above 0 and at most 1, "
+                f"not for {shares}"
+            )
+        self.work[clients] = shares
+        self._under_way[clients] = True
+
+    @property
+    def asks_for_parts(self) -> bool:
+        """Whether it may ask a client for less than its full local work."""
+        return type(self)._work is not Protocol._work
 
     @property
     def deadline(self) -> float:
@@ -262,15 +286,24 @@ class Protocol(ABC):
         self._awaited[gone] = False
         self._expected[clients] = False
         self._committed[clients] = True
-        self._log.append((events, refusal, np.full(len(events), late)))
+        self._under_way[clients] = False
+        self._log.append((events, refusal, np.full(len(events), late), self._asked_of(events.client)))
         self.now = float(events.at_s[-1])
         answered = self._accept(clients, bases) if len(clients) else nobody()
         if len(answered):
+            self._begin(answered)
             self._expected[answered] = True
             self._awaited[answered] = True
             self._waiting_for += len(answered)
             self._sent.append((answered, self.versions[answered].astype(np.int64)))
         return refusal, answered
+
+    def _asked_of(self, clients: Ids) -> NDArray[np.float64]:
+        """The share of its work that each client was asked for; 1 for a stranger."""
+        known = (clients >= 0) & (clients < self.clients)
+        shares = np.ones(len(clients))
+        shares[known] = self.work[clients[known]]
+        return shares
 
     def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
         """For every event, whether it can be taken; the first reason that applies is given."""
@@ -337,7 +370,7 @@ class Protocol(ABC):
         dispatch, variance = self._opening
         quota = self.quota
         ended_by = self._ended_by()
-        events, refusal, late = self._arrivals()
+        events, refusal, late, work = self._arrivals()
         taken = refusal == Refusal.NONE
         verdict = np.full(len(events), Verdict.REFUSED, dtype=np.int8)
         weight = np.zeros(len(events))
@@ -366,7 +399,7 @@ class Protocol(ABC):
             arrival_s=events.at_s,
             weight=weight,
             into=into,
-            work=np.ones(len(events)),
+            work=work,
             crashed=np.flatnonzero(self._expected & ~self._awaited),
             joined=joined,
             joined_size=self.sizes[joined],
@@ -390,13 +423,14 @@ class Protocol(ABC):
             return EndedBy.QUOTA
         return EndedBy.DEADLINE if self._waiting_for else EndedBy.NOBODY_LEFT
 
-    def _arrivals(self) -> tuple[Events, NDArray[np.int8], NDArray[np.bool_]]:
-        """All updates of the round in order of arrival, the refusal of each, and whether it came late."""
-        events = Events.concatenate([events for events, _, _ in self._log])
-        refusal = np.concatenate([np.empty(0, np.int8), *(refusal for _, refusal, _ in self._log)])
-        late = np.concatenate([np.empty(0, np.bool_), *(late for _, _, late in self._log)])
+    def _arrivals(self) -> tuple[Events, NDArray[np.int8], NDArray[np.bool_], NDArray[np.float64]]:
+        """All updates of the round in order of arrival: the refusal of each, whether it came late, its work."""
+        events = Events.concatenate([events for events, *_ in self._log])
+        refusal = np.concatenate([np.empty(0, np.int8), *(refusal for _, refusal, _, _ in self._log)])
+        late = np.concatenate([np.empty(0, np.bool_), *(late for _, _, late, _ in self._log)])
+        work = np.concatenate([np.empty(0), *(work for *_, work in self._log)])
         arrived = ~events.lost
-        return events[arrived], refusal[arrived], late[arrived]
+        return events[arrived], refusal[arrived], late[arrived], work[arrived]
 
     def _not_before(self, now: float) -> None:
         if not self.now <= now < math.inf:
@@ -417,6 +451,14 @@ class Protocol(ABC):
     @abstractmethod
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         """Whom to set to work in the round that is being opened."""
+
+    def _work(self, clients: Ids) -> NDArray[np.float64]:
+        """The share of its full local work, above 0 and at most 1, that each of these clients is asked for.
+
+        It is asked when they begin an attempt: when a round opens, right after `_invite`, or when an arrival is
+        answered. What it says holds until their updates come in, however many rounds that takes.
+        """
+        return np.ones(len(clients))
 
     def _enough(self, clients: Ids) -> int | None:
         """How many of these good updates, in order, complete the round; None where they do not."""

@@ -1,8 +1,8 @@
 """The round record: the only thing about a round that other packages see.
 
 A protocol closes a round by yielding one immutable `RoundRecord`. A client's update is a function of (client, base
-version) alone, so a record that lists who committed, from which base and with what verdict is enough to train, to
-measure and to draw everything later; it holds no model.
+version, share of the work) alone, so a record that lists who committed, from which base, after how much work and with
+what verdict is enough to train, to measure and to draw everything later; it holds no model.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class RoundRecord:
     into: Ids
     """The global version that it goes into, -1 where none."""
     work: NDArray[np.float64]
-    """The share of its full local work that the client was asked for, above 0 and at most 1."""
+    """The share of its full local work that the client was asked for when it began, above 0 and at most 1; where the
+    update was refused, what its client was asked for last."""
     crashed: Ids
     """Whose work was cut short in this round."""
     joined: Ids

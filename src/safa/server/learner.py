@@ -1,8 +1,8 @@
 """The learner: makes the versions of the global model that records call for. It decides nothing about a round.
 
-An update is a function of (client, base version), so it is asked for when a version is made of it and not before. An
-undrafted update (Eq. 8) is needed one version later, and only if its client is not picked then; one that is overwritten
-before any version is made of it, that crashed or that was refused is never asked for.
+An update is a function of (client, base version, share of the work), so it is asked for when a version is made of it
+and not before. An undrafted update (Eq. 8) is needed one version later, and only if its client is not picked then; one
+that is overwritten before any version is made of it, that crashed or that was refused is never asked for.
 
 Where the updates come from, it does not know: simulated clients are trained when they are asked for, deployed ones have
 sent theirs. What becomes of the updates is for the aggregator to say.
@@ -56,6 +56,9 @@ class UpdateSource(Protocol):
         `correction` [K, d] is added to every gradient.
         """
 
+    def step_sizes(self, clients: Ids, rounds: Ids, work: NDArray[np.float64]) -> NDArray[np.float64]:
+        """For each of these clients, the number of its steps times their learning rate."""
+
     def discard(self, clients: Ids, bases: Ids) -> None:
         """These updates will never be asked for."""
 
@@ -77,13 +80,14 @@ class _Commits:
     base: Ids
     weight: NDArray[np.float64]
     into: Ids
+    work: NDArray[np.float64]
 
     @classmethod
     def of(cls, record: RoundRecord, chosen: NDArray[np.bool_]) -> _Commits:
-        return cls(record.client[chosen], record.base[chosen], record.weight[chosen], record.into[chosen])
+        return cls(*(getattr(record, item.name)[chosen] for item in fields(cls)))
 
     def __getitem__(self, part: NDArray[np.bool_] | slice) -> _Commits:
-        return _Commits(self.client[part], self.base[part], self.weight[part], self.into[part])
+        return _Commits(*(values[part] for values in vars(self).values()))
 
     def __add__(self, other: _Commits) -> _Commits:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -93,7 +97,7 @@ class _Commits:
         return len(self.client)
 
 
-_NONE = _Commits(_NOBODY, _NOBODY, np.empty(0), _NOBODY)
+_NONE = _Commits(_NOBODY, _NOBODY, np.empty(0), _NOBODY, np.empty(0))
 
 
 class Learner:
@@ -244,14 +248,23 @@ class Learner:
         self.asked_for += len(commits)
         if self._most < len(self._held):
             give_back_memory()
-        rows = self._source.updates(
-            commits.client, commits.base, start, rounds=self._rounds_of(commits), work=np.ones(len(commits))
-        )
+        rows, step_size = self._asked(commits, start)
         sound = torch.isfinite(rows).all(dim=1).cpu().numpy()
         self._diverged += int(np.count_nonzero(~sound))
         picked = commits.into != _UNDRAFTED
-        found = Updates(commits.client, commits.base, commits.weight, picked, rows, start)
+        found = Updates(commits.client, commits.base, commits.weight, picked, rows, start, step_size)
         return found.part(sound), commits.into[sound]
+
+    def _asked(self, commits: _Commits, start: Tensor) -> tuple[Tensor, NDArray[np.float64]]:
+        """The updates as the source has them, and their step sizes, where the aggregator corrects gradients."""
+        rounds, work = self._rounds_of(commits), commits.work
+        correction = self._aggregator.correction(commits.client)
+        rows = self._source.updates(
+            commits.client, commits.base, start, rounds=rounds, work=work, correction=correction
+        )
+        if correction is None:
+            return rows, np.empty(0)
+        return rows, self._source.step_sizes(commits.client, rounds, work)
 
     def _rounds_of(self, commits: _Commits) -> Ids:
         pairs = zip(commits.client.tolist(), commits.base.tolist(), strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from safa.aggregation import Aggregator, registry
 from safa.analysis import client_metrics, higher_is_better
+from safa.errors import SafaError
 from safa.protocol import Protocol
 from safa.runs import Settings
 from safa.server.inbox import Inbox
@@ -29,11 +30,27 @@ __all__ = ["Learning", "make_aggregator"]
 def make_aggregator(settings: Settings, protocol: Protocol) -> Aggregator:
     """The aggregator that the settings ask for, inside the server's optimiser; what makes no sense is refused."""
     name = protocol.aggregator if settings.aggregator == "auto" else settings.aggregator
-    registry.check(registry.find(name), protocol.rule, protocol=protocol.name, several=not protocol.one_by_one)
+    kind = registry.find(name)
+    registry.check(
+        kind,
+        protocol.rule,
+        protocol=protocol.name,
+        several=not protocol.one_by_one,
+        from_latest=not protocol.answers_arrivals,
+    )
+    if kind.corrects:
+        _check_plain_steps(settings, name)
     aggregator = registry.build(name, settings.values(), settings.aggregator_options)
     if settings.server_optimiser == "none":
         return aggregator
     return registry.build_optimiser(settings.server_optimiser, aggregator, settings.values())
+
+
+def _check_plain_steps(settings: Settings, name: str) -> None:
+    """Complain about clients whose steps are not their gradient times the learning rate; weight decay is a gradient."""
+    if settings.optimiser != "sgd" or settings.momentum or settings.proximal or settings.clip:
+        unfit = "another optimiser, momentum, a proximal term or clipping"
+        raise SafaError(f"the aggregator {name} needs clients that take plain SGD steps, without {unfit}")
 
 
 class Learning:

@@ -16,6 +16,7 @@ import numpy as np
 
 from safa.errors import SafaError
 from safa.fleet import Fleet
+from safa.protocol import Protocol
 from safa.protocol.records import RoundRecord
 from safa.server.server import Server
 from safa.simulation.devices import Devices
@@ -41,7 +42,7 @@ def causal_rounds(
     for _ in range(server.rounds):
         dispatch = open_round(server, now=now, duration_s=fleet.turnaround_s, estimate_error=estimate_error)
         begin_s = link.broadcast(len(dispatch.sync), now=now)
-        devices.open_round(dispatch, protocol.versions, now=now, begin_s=begin_s)
+        devices.open_round(dispatch, protocol.versions, protocol.work, now=now, begin_s=begin_s)
         now = _run_round(server, fleet, devices, link)
         record = server.close_round(now=now)
         record = complete_record(
@@ -59,13 +60,13 @@ def causal_rounds(
 def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink) -> float:
     """Feed the open round what the server hears, in order, and return when to close it.
 
-    Where arrivals are answered at once, a batch spans less time than the fastest client's turnaround, so that no answer
-    can lead to an arrival inside its own batch. (An answered client that crashes can be found lost before its batch
-    is over. That loss is reported at the end of the batch; since the batch's last client is still awaited then, it
-    cannot be the one that ends the round any earlier.)
+    Where arrivals are answered at once, a batch spans less time than any attempt takes, so that no answer can lead to
+    an arrival inside its own batch. (An answered client that crashes can be found lost before its batch is over. That
+    loss is reported at the end of the batch; since the batch's last client is still awaited then, it cannot be the one
+    that ends the round any earlier.)
     """
     protocol = server.protocol
-    within_s = float(fleet.turnaround_s.min()) if protocol.answers_arrivals else math.inf
+    within_s = _shortest_attempt_s(protocol, fleet) if protocol.answers_arrivals else math.inf
     while not protocol.done:
         events = devices.pending(protocol.deadline, most=2 * protocol.quota + 1000, within_s=within_s)
         if not len(events):
@@ -81,5 +82,10 @@ def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink)
         devices.heard(heard, receipt.accepted)
         if len(receipt.sync):
             answered = heard[receipt.accepted & ~heard.lost]
-            devices.start(receipt.sync, protocol.versions, link.queue(answered.at_s))
+            devices.start(receipt.sync, protocol.versions, protocol.work, link.queue(answered.at_s))
     return protocol.now
+
+
+def _shortest_attempt_s(protocol: Protocol, fleet: Fleet) -> float:
+    """What any attempt takes at least; a part of the work may take next to no time."""
+    return float((fleet.down_s + fleet.up_s if protocol.asks_for_parts else fleet.turnaround_s).min())

@@ -1,7 +1,8 @@
 """What every client is doing in causal time: at most one attempt each, held as arrays over the clients.
 
-An attempt is download, training, upload. It advances in stretches: a crash ends a stretch, the client's return begins
-the next one. Every client at work has exactly one thing coming: its update arrives, or the server finds it lost.
+An attempt is download, training, upload; of the training, the share that the client was asked for. It advances in
+stretches: a crash ends a stretch, the client's return begins the next one. Every client at work has exactly one thing
+coming: its update arrives, or the server finds it lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Devices:
         self._keep_progress = keep_progress
         self._busy = np.zeros(clients, dtype=np.bool_)
         self._base = np.zeros(clients, dtype=np.int64)
+        self._batches = np.zeros(clients)  # the mini-batches of the attempt
+        self._train_s = np.zeros(clients)  # how long they take
         self._lead_s = np.zeros(clients)  # the part of the attempt that comes before training
         self._full_s = np.zeros(clients)  # the whole attempt, without breaks
         self._before_s = np.zeros(clients)  # what was done of it in earlier stretches
@@ -39,7 +42,15 @@ class Devices:
         self.work_done = 0.0
         self.work_lost = 0.0
 
-    def open_round(self, dispatch: Dispatch, versions: NDArray[np.int32], *, now: float, begin_s: float) -> None:
+    def open_round(
+        self,
+        dispatch: Dispatch,
+        versions: NDArray[np.int32],
+        work: NDArray[np.float64],
+        *,
+        now: float,
+        begin_s: float,
+    ) -> None:
         """A round opens: who is synchronised starts at `begin_s`, who crashed is back, the rest continue."""
         self._round += 1
         self._ordinal[:] = 0
@@ -49,10 +60,10 @@ class Devices:
         resuming[dispatch.resume] = True
         self._abandon(np.flatnonzero(crashed & ~resuming), now)
         self._abandon(dispatch.sync[self._busy[dispatch.sync]], now)
-        self.start(dispatch.sync, versions, np.full(len(dispatch.sync), begin_s), upload=dispatch.upload)
+        self.start(dispatch.sync, versions, work, np.full(len(dispatch.sync), begin_s), upload=dispatch.upload)
         self._return(np.flatnonzero(crashed & resuming), now)
         idle = dispatch.resume[~self._busy[dispatch.resume]]
-        self.start(idle, versions, np.full(len(idle), now), upload=dispatch.upload, download=False)
+        self.start(idle, versions, work, np.full(len(idle), now), upload=dispatch.upload, download=False)
         if self._fleet.faults.every_round:
             self._go_on(np.flatnonzero(self._busy & (self._ordinal == 0)), now)
 
@@ -60,18 +71,21 @@ class Devices:
         self,
         clients: Ids,
         versions: NDArray[np.int32],
+        work: NDArray[np.float64],
         begin_s: NDArray[np.float64],
         *,
         upload: bool = True,
         download: bool = True,
     ) -> None:
-        """These clients begin a new attempt, from the versions that they hold now."""
+        """These clients begin a new attempt, from the versions that they hold now, of the work asked for now."""
         fleet = self._fleet
         self._busy[clients] = True
         self._base[clients] = versions[clients]
         self._before_s[clients] = 0.0
         self._lead_s[clients] = fleet.down_s[clients] if download else 0.0
-        self._full_s[clients] = self._lead_s[clients] + fleet.train_s[clients]
+        self._batches[clients] = work[clients] * fleet.batches[clients]
+        self._train_s[clients] = work[clients] * fleet.train_s[clients]
+        self._full_s[clients] = self._lead_s[clients] + self._train_s[clients]
         if upload:
             self._full_s[clients] += fleet.up_s[clients]
         self._stretch(clients, begin_s)
@@ -84,7 +98,7 @@ class Devices:
             early = times <= np.partition(times, most)[most]
             ready, times = ready[early], times[early]
         if within_s < np.inf and len(ready):
-            soon = times < times.min() + within_s
+            soon = (times < times.min() + within_s) | (times == times.min())
             ready, times = ready[soon], times[soon]
         order = np.argsort(times, kind="stable")
         clients = ready[order]
@@ -95,8 +109,8 @@ class Devices:
         self._next_s[events.client] = np.inf
         arrived = events.client[~events.lost]
         self._busy[arrived] = False
-        self.work_done += float(self._fleet.batches[arrived].sum())
-        self.work_lost += float(self._fleet.batches[events.client[~events.lost & ~accepted]].sum())
+        self.work_done += float(self._batches[arrived].sum())
+        self.work_lost += float(self._batches[events.client[~events.lost & ~accepted]].sum())
 
     def crashed(self, now: float) -> Ids:
         """Whose work was cut short since the round opened."""
@@ -145,6 +159,5 @@ class Devices:
 
     def _worked(self, clients: Ids, now: float) -> NDArray[np.float64]:
         """Mini-batches of the attempt that are done by now."""
-        fleet = self._fleet
-        trained_s = np.clip(self._elapsed(clients, now) - self._lead_s[clients], 0.0, fleet.train_s[clients])
-        return np.asarray(trained_s * fleet.speeds[clients])
+        trained_s = np.clip(self._elapsed(clients, now) - self._lead_s[clients], 0.0, self._train_s[clients])
+        return np.asarray(trained_s * self._fleet.speeds[clients])

@@ -19,6 +19,7 @@ from safa.testing.conformance import (
     check_refusals,
     check_rounds,
     check_splitting,
+    check_work,
 )
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "check_refusals",
     "check_rounds",
     "check_splitting",
+    "check_work",
 ]

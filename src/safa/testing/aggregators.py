@@ -50,6 +50,8 @@ class TakenStep:
     """The updates [K, d]."""
     start: NDArray[np.float64]
     """The models that they were trained from [K, d]."""
+    step_size: NDArray[np.float64]
+    """The number of steps of each times their learning rate."""
     before: NDArray[np.float64]
     """The global model before the step."""
     makes_version: bool
@@ -178,7 +180,10 @@ _NOBODY = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False)
 class _PlannedStep:
-    """A step that is to come; the updates are what they started from plus `noise`."""
+    """A step that is to come.
+
+    The updates are what they started from plus `noise`, less what the aggregator's correction makes of that.
+    """
 
     version: int
     rule: Rule
@@ -192,6 +197,7 @@ class _PlannedStep:
     weight: NDArray[np.float64]
     picked: NDArray[np.bool_]
     noise: Tensor
+    step_size: NDArray[np.float64]
     makes_version: bool
 
 
@@ -200,6 +206,7 @@ class _Plan:
 
     def __init__(self, aggregator: Aggregator, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
+        self._oldest = 1 if aggregator.corrects else _OLDEST
         self._undrafted = aggregator.keeps_entries and not aggregator.trains_own_models
         rules = sorted(aggregator.rules)
         assert rules, "it can work with no rule"
@@ -265,7 +272,7 @@ class _Plan:
         makes_version: bool,
     ) -> _PlannedStep:
         client = np.concatenate([undrafted, picked])
-        lag = self._rng.integers(0, _OLDEST, size=len(client))
+        lag = self._rng.integers(0, self._oldest, size=len(client))
         return _PlannedStep(
             latest + makes_version,
             self._rule,
@@ -277,6 +284,7 @@ class _Plan:
             weight=np.concatenate([np.zeros(len(undrafted)), self._weights(picked)]),
             picked=np.arange(len(client)) >= len(undrafted),
             noise=torch.from_numpy(self._rng.normal(size=(len(client), _LENGTH))),
+            step_size=self._rng.uniform(0.1, 1.0, size=len(client)),
             makes_version=makes_version,
         )
 
@@ -344,7 +352,12 @@ class _Run:
         else:
             start = self.versions.get(planned.base)
         rows = start + planned.noise.to(start)
-        return Updates(planned.client, planned.base, planned.weight, planned.picked, rows, start)
+        correction = self.aggregator.correction(planned.client) if len(planned.client) else None
+        if correction is not None:
+            assert correction.shape == rows.shape, f"the correction has the shape {list(correction.shape)}"
+            rows -= torch.from_numpy(planned.step_size).to(rows).unsqueeze(1) * correction
+        named = (planned.client, planned.base, planned.weight, planned.picked)
+        return Updates(*named, rows, start, planned.step_size)
 
     def _aggregate(self, planned: _PlannedStep, updates: Updates) -> None:
         parts = self._arrange(updates) if len(updates) else iter([])
@@ -369,6 +382,7 @@ def _as_taken(planned: _PlannedStep, updates: Updates, before: Tensor) -> TakenS
         picked=planned.picked,
         rows=updates.rows.double().numpy().copy(),
         start=updates.start.double().numpy().copy(),
+        step_size=planned.step_size,
         before=before.double().numpy().copy(),
         makes_version=planned.makes_version,
     )
@@ -377,7 +391,7 @@ def _as_taken(planned: _PlannedStep, updates: Updates, before: Tensor) -> TakenS
 def _chosen(updates: Updates, which: NDArray[np.int64]) -> Updates:
     arrays = (updates.client[which], updates.base[which], updates.weight[which], updates.picked[which])
     index = torch.from_numpy(which)
-    return Updates(*arrays, updates.rows[index], updates.start[index])
+    return Updates(*arrays, updates.rows[index], updates.start[index], updates.step_size[which])
 
 
 def _shuffled(updates: Updates, rng: np.random.Generator) -> Updates:

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.protocol import Events, Protocol
+from safa.protocol import Dispatch, Events, Protocol
 from safa.protocol.records import Ids, Refusal, RoundRecord, Rule, Verdict
 
-__all__ = ["check_protocol", "check_record_so_far", "check_refusals", "check_rounds", "check_splitting"]
+__all__ = ["check_protocol", "check_record_so_far", "check_refusals", "check_rounds", "check_splitting", "check_work"]
 
 Make = Callable[[NDArray[np.float64]], Protocol]
 """Makes the protocol under test for clients of these sizes."""
 
-_OF_UPDATES = ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into")
+_OF_UPDATES = ("client", "base", "verdict", "refusal", "arrival_s", "weight", "into", "work")
 _DIARY = {"_log", "now"}  # what a refused event may leave behind: that it came, and when
 
 
 def check_protocol(make: Make, *, scripts: int = 100, seed: int = 0) -> None:
     """Put a protocol through all checks, with this many random scripts each."""
     for number in range(scripts):
-        for check in (check_rounds, check_splitting, check_refusals, check_record_so_far):
+        for check in (check_rounds, check_splitting, check_refusals, check_record_so_far, check_work):
             try:
                 check(make, seed=seed + number)
             except AssertionError as error:
@@ -110,6 +110,38 @@ def check_record_so_far(make: Make, *, seed: int, rounds: int = 4) -> None:
             _check_so_far(so_far, record)
 
 
+def check_work(make: Make, *, seed: int, rounds: int = 6) -> None:
+    """What a client is asked for when it begins holds until its update comes in, and is what the record says of it."""
+    rng = np.random.default_rng(seed)
+    protocol = make(_sizes(rng))
+    asked: dict[int, float] = {}  # by client that is at work
+    for _ in range(rounds):
+        _change_fleet(protocol, rng)
+        dispatch = _open_round(protocol, rng)[0]
+        at_work = [*dispatch.sync.tolist(), *dispatch.resume.tolist()]
+        kept = {k: asked[k] for k in dispatch.resume.tolist() if k in asked}
+        asked = {k: float(protocol.work[k]) for k in at_work} | kept
+        updates: list[float] = []
+        while not protocol.done and len(updates) < 4 * protocol.clients and rng.random() < 0.95:
+            _check_asked(protocol, asked)
+            event = _honest(protocol, rng)
+            receipt = protocol.receive(event)
+            if receipt.consumed and receipt.accepted[0] and not event.lost[0]:
+                updates.append(asked.pop(int(event.client[0])))
+            asked |= {k: float(protocol.work[k]) for k in receipt.sync.tolist()}
+        _give_up(protocol)
+        record = protocol.close_round(now=_closing_time(protocol))
+        assert np.all((record.work > 0) & (record.work <= 1)), "a share of the work is not above 0 and at most 1"
+        told = record.work[record.verdict != Verdict.REFUSED].tolist()
+        assert told == updates, f"the record says that clients were asked for {told} of their work, not for {updates}"
+
+
+def _check_asked(protocol: Protocol, asked: dict[int, float]) -> None:
+    for client, share in asked.items():
+        now = float(protocol.work[client])
+        assert now == share, f"client {client} was asked for {share} of its work, and for {now} in mid-attempt"
+
+
 # -- rounds of random events -----------------------------------------------------------------------------------------
 
 
@@ -141,17 +173,17 @@ def _change_fleet(protocol: Protocol, rng: np.random.Generator) -> None:
         protocol.readmit(rng.choice(absent))
 
 
-def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[float, Any, Any]:
+def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[Dispatch, float, Any, Any]:
     opened_s = max(protocol.now, 0.0) + float(rng.integers(0, 2))
     draws = rng.random(protocol.clients)
     estimates = rng.exponential(10.0, protocol.clients)
-    protocol.open_round(now=opened_s, draws=draws, expected_s=estimates)
-    return opened_s, draws, estimates
+    dispatch = protocol.open_round(now=opened_s, draws=draws, expected_s=estimates)
+    return dispatch, opened_s, draws, estimates
 
 
 def _run_round(protocol: Protocol, rng: np.random.Generator) -> _Round:
     """One round of single events, some of them nonsense, until it is done or left to its deadline."""
-    opened_s, draws, estimates = _open_round(protocol, rng)
+    _, opened_s, draws, estimates = _open_round(protocol, rng)
     fed: list[Events] = []
     while not protocol.done and len(fed) < 4 * protocol.clients:
         event = _honest(protocol, rng) if rng.random() < 0.8 else _nonsense(protocol, rng)

@@ -368,6 +368,7 @@ class Coordinator:
         expected_s = [self._expected_s(client, now) for client in range(self.protocol.clients)]
         dispatch = self.server.open_round(now=now, expected_s=expected_s, draws=self._draws())
         self._log_deprecated(dispatch)
+        self._requests.abandon_other_work([*dispatch.sync.tolist(), *dispatch.resume.tolist()], self.protocol.work)
         sync = {client for client in dispatch.sync.tolist() if not self._is_at_work(client)}
         self._requests.open_round(sync, dispatch.resume.tolist(), now=now)
         self._openings.count += 1
@@ -449,9 +450,9 @@ class Coordinator:
                 self._send_request(client, now)
 
     def _send_request(self, client: int, now: float) -> None:
-        version = int(self.protocol.versions[client])
+        version, work = int(self.protocol.versions[client]), float(self.protocol.work[client])
         encoded, digest = self._encoded(client, version)
-        sent = self._requests.send(client, version, now=now)
+        sent = self._requests.send(client, version, work, now=now)
         request = TrainRequest(
             deployment=self._id,
             attempt=sent.attempt,
@@ -462,6 +463,7 @@ class Coordinator:
             config=self._config,
             client=client,
             round=self._learning.learner.round_of(client, version),
+            work=work,
             model=encoded if sent.with_model else None,
         )
         self._measured.bytes_down += encoded_bytes(encoded) if sent.with_model else 0
@@ -482,7 +484,7 @@ class Coordinator:
         while self._replies and not self.protocol.done and now < self.protocol.deadline:
             outgoing, reply = self._replies.popleft()
             request, client = cast(TrainRequest, outgoing.message), cast(int, outgoing.client)
-            work = steps_of(self.membership.roster[client].size, self.settings)
+            work = request.work * steps_of(self.membership.roster[client].size, self.settings)
             self._measured.work_done += work
             self._measured.bytes_up += reply.size_bytes if isinstance(reply, Update) else 0
             self._measured.work_lost += 0 if self._accept(client, request, reply, now) else work

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safa.deploy.exchange.messages import TrainRequest
 
 __all__ = ["InFlight", "Requests"]
@@ -18,6 +21,8 @@ class InFlight:
     attempt: int
     version: int
     """The version of the model that it starts from."""
+    work: float
+    """The share of the full local work that was asked for."""
     asked_at: float
     with_model: bool
 
@@ -64,11 +69,11 @@ class Requests:
 
     # -- in flight ---------------------------------------------------------------------------------------------------
 
-    def send(self, client: int, version: int, *, now: float) -> InFlight:
+    def send(self, client: int, version: int, work: float, *, now: float) -> InFlight:
         """The request of a client, which is in flight from now on."""
         self._attempts += 1
         del self._due[client]
-        sent = InFlight(self._attempts, version, now, client in self._with_model)
+        sent = InFlight(self._attempts, version, work, now, client in self._with_model)
         self._with_model.discard(client)
         self._in_flight[client] = sent
         return sent
@@ -88,6 +93,15 @@ class Requests:
         found = self._in_flight.get(client)
         return found is not None and found.version == version
 
+    def abandon_other_work(self, clients: Iterable[int], work: NDArray[np.float64]) -> None:
+        """Those of these clients that work on another share than `work` has for them are to be asked anew.
+
+        That happens when a cancelled round is opened again, and asks for something else.
+        """
+        for client in clients:
+            if client in self._in_flight and self._in_flight[client].work != work[client]:
+                del self._in_flight[client]
+
     def done(self, client: int) -> bool:
         """A client has replied, or will not; whether it was at work."""
         return self._in_flight.pop(client, None) is not None
@@ -101,8 +115,8 @@ class Requests:
     # -- how long they take ------------------------------------------------------------------------------------------
 
     def measure(self, client: int, in_flight: InFlight, *, now: float) -> None:
-        """Note how long a reply took."""
-        self._took[client] = now - in_flight.asked_at
+        """Note how long a reply took, as if all the work had been asked for."""
+        self._took[client] = (now - in_flight.asked_at) / in_flight.work
 
     def forget_time(self, client: int) -> None:
         """Nothing is known of how long a client takes."""

@@ -120,7 +120,7 @@ def test_a_resumed_run_is_stopped_at_the_same_round(number: int, tmp_path: Path)
         (StopAt(acuracy=0.9), r"no metric 'acuracy' to reach \(did you mean accuracy\?\); there is loss, accuracy"),
         (StopAt(accuracy=0.9, held=0), "a target must be METRIC=VALUE"),
     ],
-    ids=str,
+    ids=["number", "class", "metric", "held"],
 )
 def test_what_is_no_callback_is_refused_before_the_first_round(callback: Any, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(SafaError, match=complaint):

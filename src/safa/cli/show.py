@@ -87,8 +87,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     console = Console(highlight=False)
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
-        f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
-        f"{settings.clock} clock, seed {settings.seed}.",
+        f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, "
+        f"crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, {settings.clock} clock, seed {settings.seed}.",
         soft_wrap=True,
     )
     console.print(_metrics_table(values, settings.metrics))

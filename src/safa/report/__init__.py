@@ -16,7 +16,6 @@ from safa.report.page import render
 from safa.report.run import run_page, run_sections
 from safa.report.sweep import read_table, sweep_page, sweep_sections
 from safa.runs import Run, load_run, write_atomically
-from safa.runs.storage import writing
 
 __all__ = ["read_table", "render", "run_page", "run_sections", "sweep_page", "sweep_sections", "write_report"]
 
@@ -31,8 +30,7 @@ def write_report(run: Run | str | Path, path: str | Path | None = None) -> Path:
         raise SafaError("a run that is held in memory has no folder; say where to write its page, path=FILE.html")
     page = _page(run if isinstance(run, Run) else Path(run))
     target = Path(path) if path is not None else Path(folder or ".") / "report.html"
-    with writing(target):
-        write_atomically(target, page.encode())
+    write_atomically(target, page.encode())
     return target
 
 

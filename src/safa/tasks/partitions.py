@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 from safa.tasks.dealing import (
     PARAMETERS,
     Partition,
@@ -97,7 +97,9 @@ def _find(name: str) -> Partition:
     foreign = _foreign()
     if name not in foreign:
         there = [*(_form(own, function) for own, function in _OWN.items()), *foreign]
-        raise SafaError(f"there is no partition {name!r}; there are {', '.join(there)}")
+        raise SafaError(
+            f"there is no partition {name!r}{did_you_mean(name, [*_OWN, *foreign])}; there are {', '.join(there)}"
+        )
     return _loaded(foreign[name])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = [
     "LEVEL",
@@ -72,6 +73,7 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / (1 << count))
 
 
+@cache
 def t_quantile(degrees: int, level: float = LEVEL) -> float:
     """The t of which Student's distribution has the share `level` between -t and t."""
     low, high = 0.0, 1.0

@@ -88,17 +88,28 @@ def run_one(
     """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
         experiment = Experiment(settings, problem)
-        rounds = run_to_end(experiment, None)  # so that no checkpoints are written
         if path is None:
-            for _ in rounds:
+            for _ in run_to_end(experiment, None):
                 pass
+            summary = experiment.summary()
         else:
-            writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
-            for record in rounds:
-                writer.add(record)
-            writer.close(experiment.summary(), experiment.model() if with_model else None)
-            finish_run(path)
-    return experiment.settings.values() | experiment.summary()
+            summary = _write_run(experiment, path, with_model=with_model)
+    return experiment.settings.values() | summary
+
+
+def _write_run(experiment: Experiment, path: Path, *, with_model: bool) -> dict[str, Any]:
+    """Run an experiment to its end and write its folder, without checkpoints; return its metrics."""
+    writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
+    try:
+        for record in run_to_end(experiment, None):
+            writer.add(record)
+    except BaseException:
+        writer.close()
+        raise
+    summary = experiment.summary()
+    writer.close(summary, experiment.model() if with_model else None)
+    finish_run(path)
+    return summary
 
 
 @contextlib.contextmanager

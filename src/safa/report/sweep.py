@@ -26,7 +26,7 @@ _CURVES = ("round_length_s", "last_accuracy", "best_accuracy", "sync_ratio", "ef
            "starved")  # fmt: skip
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
             "starved", "fairness", "best_accuracy", "last_accuracy")  # fmt: skip
-_MEASURED = ("client_accuracy_", "wall_time_s")
+_MEASURED = ("client_accuracy_",)
 _SERIES = 8
 """The most curves in one chart."""
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import safa.training  # noqa: F401  (loads torch before the forks)
 from safa.cli.program import main
 
-COMMAND = "sweep boston --protocol safa,fedavg --seed 0-2 --rounds 8 --until loss=0.2 --workers 1 --quiet".split()
+COMMAND = "sweep boston --protocol safa,fedavg --seed 0-2 --rounds 8 --until loss=0.2 --workers 1 --quiet"
 
 
 def start(folder: Path, keep: str) -> int:
     """Fork a process that sweeps; return its number."""
     child = os.fork()
     if child == 0:
-        os._exit(main([*COMMAND, "--keep", keep, "--out", str(folder)]))
+        os._exit(main([*COMMAND.split(), "--keep", keep, "--out", str(folder)]))
     return child
 
 

@@ -22,13 +22,13 @@ from safa.errors import SafaError
 from safa.experiments.results import best, csv_line, load_sweep, parsed_row
 from safa.experiments.sweep import combinations, run_sweep, sweep
 from safa.runs.lock import hold
-from safa.runs.sweep_folder import KEEPS, SweepFolder
+from safa.runs.settings import Settings
+from safa.runs.sweep_folder import KEEPS, Keep, SweepFolder
 from safa.tasks import Problem
 from tests.programs import started
 
 VALUES: dict[str, Any] = {"protocol": ["safa", "fedavg"], "seed": [0, 1], "rounds": [4], "until": ["loss=0.1"]}
 RUNS = combinations(["boston"], VALUES)
-COMMAND = "sweep boston --protocol safa,fedavg --seed 0-1 --rounds 4 --until loss=0.1 --workers 1".split()
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -132,7 +132,8 @@ def test_runs_that_are_missing_or_half_written_are_run_again_and_no_others(tmp_p
 def test_another_sweep_in_the_folder_is_refused_and_replaced_with_force(tmp_path: Path) -> None:
     before = made(tmp_path)
     other = combinations(["boston"], VALUES | {"rounds": [3]})
-    for runs, keep in ((other, "records"), (RUNS[:3], "records"), (RUNS, "nothing")):
+    others: list[tuple[list[Settings], Keep]] = [(other, "records"), (RUNS[:3], "records"), (RUNS, "nothing")]
+    for runs, keep in others:
         with pytest.raises(SafaError, match="holds another sweep; choose another folder, or replace it with --force"):
             next(run_sweep(runs, tmp_path, keep=keep))
     assert tree(tmp_path) == before
@@ -200,16 +201,16 @@ def test_twenty_kills(keep: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_with_workers_that_is_killed_and_started_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    command = "sweep digits --protocol safa,fedbuff --seed 0-2 --rounds 12 --until accuracy=0.7 --workers 2".split()
-    assert main([*command, "--quiet", "--out", str(tmp_path / "whole")]) == 0
-    program = [sys.executable, "-m", "safa", *command, "--quiet", "--out", str(tmp_path / "killed")]
+    command = "sweep digits --protocol safa,fedbuff --seed 0-2 --rounds 12 --until accuracy=0.7 --workers 2 --quiet"
+    assert main([*command.split(), "--out", str(tmp_path / "whole")]) == 0
+    program = [sys.executable, "-m", "safa", *command.split(), "--out", str(tmp_path / "killed")]
     for least in (1, 3, 5):
         with started(program) as process:
             while process.poll() is None and len(list((tmp_path / "killed" / "runs").glob("????"))) < least:
                 os.sched_yield()
             process.send_signal(signal.SIGKILL)  # its workers live on for a moment
             process.wait()
-    assert main([*command, "--quiet", "--out", str(tmp_path / "killed")]) == 0
+    assert main(program[3:]) == 0
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 
 
@@ -259,7 +260,7 @@ def test_a_sweep_that_is_not_finished_has_no_answer(tmp_path: Path) -> None:
     rows: Iterator[Any] = run_sweep(RUNS, tmp_path)
     for _ in range(3):
         next(rows)
-    with pytest.raises(SafaError, match="3 of the 4 runs in .* are finished; the command of the sweep resumes it"):
+    with pytest.raises(SafaError, match=r"3 of the 4 runs in .* are finished; the command of the sweep resumes it"):
         load_sweep(tmp_path)
     del rows
     assert len(list(run_sweep(RUNS, tmp_path))) == 4
@@ -282,8 +283,10 @@ def test_every_task_has_its_own_answer(tmp_path: Path) -> None:
 def test_a_sweep_prints_a_line_a_setting_and_prints_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "sweep digits --fraction 0.3,0.5 --seed 0-1,4 --rounds 6 --until accuracy=0.3 --workers 1 --out".split()
-    assert main([*command, str(tmp_path)]) == 0
+    command = (
+        f"sweep digits --fraction 0.3,0.5 --seed 0-1,4 --rounds 6 --until accuracy=0.3 --workers 1 --out {tmp_path}"
+    )
+    assert main(command.split()) == 0
     out = capsys.readouterr().out
     head, first, second, *notes = out.splitlines()
     assert head.split("  ")[0] == "fraction"
@@ -294,7 +297,7 @@ def test_a_sweep_prints_a_line_a_setting_and_prints_it_again(
     assert "±" in second
     assert " to " in second
     assert notes[0] == "Means over 3 seeds with 95% intervals."
-    assert main([*command, str(tmp_path)]) == 0
+    assert main(command.split()) == 0
     again = capsys.readouterr()
     assert again.out == out
     assert f"6 runs in {tmp_path}/results.csv" in again.err.replace("\n", "")

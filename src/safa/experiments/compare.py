@@ -248,7 +248,7 @@ def rank_by_metric(task: str, settings: Sequence[Setting], directions: Mapping[s
     metric = next(iter(directions), "loss")
     name, sign = f"last_{metric}", -1 if higher_is_better(metric, directions) else 1
     if any(setting.mean(name) is None for setting in settings):
-        raise SafaError(f"not every run of the sweep has a {metric}, so that no setting can be called the best")
+        raise SafaError(f"not every run of the sweep has a last {metric}, so that no setting can be called the best")
     ordered = sorted(settings, key=lambda setting: sign * mean_interval(setting.numbers(name)).mean)
     standings = []
     for setting in ordered:

@@ -26,8 +26,6 @@ class Sweep:
     place: SweepFolder
     rows: list[Row]
     """For every run, in the order of the plan, its settings and metrics by name."""
-    kept: object = None
-    """What has to last as long as the sweep: its temporary folder, where it is in one."""
 
     @property
     def folder(self) -> Path:
@@ -98,7 +96,7 @@ def best(folder: str | Path, target: str | None = None, *, task: str | None = No
     return load_sweep(folder).best(target, task=task)
 
 
-def load_sweep(folder: str | Path, kept: object = None) -> Sweep:
+def load_sweep(folder: str | Path) -> Sweep:
     """Read the folder of a finished sweep."""
     place = SweepFolder.read(Path(folder))
     runs = len(place.varied)
@@ -109,7 +107,7 @@ def load_sweep(folder: str | Path, kept: object = None) -> Sweep:
         rows = [row_of(place.run(number)) for number in range(runs) if place.is_finished(number)]
     if len(rows) != runs:
         raise SafaError(f"{len(rows)} of the {runs} runs in {folder} are finished; the command of the sweep resumes it")
-    return Sweep(place, rows, kept)
+    return Sweep(place, rows)
 
 
 def row_of(run: Run) -> Row:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
@@ -236,13 +238,18 @@ def sweep(
     runs = combinations(tasks if problem is None else [task_of(problem, UNNAMED)], given, preset=preset)
     if problem is not None and workers > 1:
         raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
-    kept = None
+    folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
+    try:
+        for _ in run_sweep(runs, folder, workers=workers, keep=keep, force=force, problem=problem):
+            pass
+        found = load_sweep(folder)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if out is None:
-        kept = TemporaryDirectory(prefix="safa-sweep-")
-        out = Path(kept.name, "sweep")
-    for _ in run_sweep(runs, Path(out), workers=workers, keep=keep, force=force, problem=problem):
-        pass
-    return load_sweep(out, kept)
+        weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
+    return found
 
 
 def _listed(value: Any) -> list[Any]:

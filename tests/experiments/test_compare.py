@@ -59,7 +59,7 @@ def test_the_first_is_told_from_the_second_where_worlds_explain_what_differs() -
     assert mean_interval([11.0, 90.0, 4.0, 29.0]).excludes(0.0) is False  # the differences would not do
     lead, second = found.sentences()
     assert lead == "fast is first to accuracy=0.8: after 182 s (geometric mean over 4 seeds)."
-    assert second == "The seeds allow saying so: slow takes 1.1 times as long (95% interval 1.07 to 1.14)."
+    assert second == "The seeds allow saying so: slow takes 1.1 times as long (95% interval 1.07 to 1.13)."
 
 
 def test_what_the_seeds_do_not_allow_is_said() -> None:

@@ -245,8 +245,8 @@ def test_a_folder_gets_its_report(tmp_path: Path) -> None:
     path = write_report(tmp_path / "run")
     assert path == tmp_path / "run" / "report.html"
     assert "SAFA on boston" in path.read_text()
-    sweep(tmp_path, ["boston"], seed=[0, 1])
-    assert "Sweep on boston" in write_report(tmp_path).read_text()
+    sweep(tmp_path / "sweep", ["boston"], seed=[0, 1])
+    assert "Sweep on boston" in write_report(tmp_path / "sweep").read_text()
     assert not list(tmp_path.rglob("*.part"))
 
 

@@ -16,6 +16,7 @@ from safa.runs import Settings
 from safa.server import Server
 from safa.simulation import drive
 from safa.testing import check_protocol
+from safa.vocabulary import FLEETS
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +52,13 @@ def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch
     assert all((names["model"][name] == tensor).all() for name, tensor in names["run"].model().items())
 
 
+def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("docs/local-work.md")[0], {"__name__": "local_work"})
+    reached = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(reached) == 4
+    assert min(reached) > 0.5
+
+
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
     names: dict[str, Any] = {}
     protocol_example, _, test_example = blocks("docs/own-protocol.md")
@@ -82,6 +90,20 @@ def test_the_aggregator_of_the_docs_keeps_the_contract() -> None:
     exec(aggregator_example, names)
     exec(test_example, names)
     names["test_clipped_mean"]()
+
+
+def test_the_fleets_of_the_docs_are_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_name, from_python, from_fedscale = blocks("docs/fleets.md")
+    exec(by_name, {})
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == list(FLEETS)
+    exec(from_python, {})
+    assert capsys.readouterr().out == "(2.0, 1.0, 0.2) (20.0, 5.0)\n"
+    names: dict[str, Any] = {}
+    exec(from_fedscale, names)
+    assert names["run"].settings.speeds == tuple(names["slower"])
 
 
 def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:

@@ -71,6 +71,12 @@ def test_time_of_an_attempt_is_as_in_the_paper() -> None:
     assert len(fleet) == 100
 
 
+def test_steps_take_every_client_as_many_mini_batches() -> None:
+    fleet = make_fleet(Settings.of("mnist", local_steps=30))
+    assert np.array_equal(fleet.train_s, 30 / fleet.speeds)
+    assert np.array_equal(fleet.sizes, make_fleet(Settings.of("mnist")).sizes)
+
+
 def test_bandwidths_must_be_positive() -> None:
     with pytest.raises(SafaError, match="down_mbps, up_mbps"):
         Fleet.assemble(

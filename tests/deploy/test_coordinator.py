@@ -31,6 +31,19 @@ def test_every_protocol_runs_and_its_replay_is_its_model(tmp_path: Path, protoco
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_shuffled_samples_and_a_schedule_are_replayed(tmp_path: Path, protocol: str) -> None:
+    """Device and replay know the same version, round and number of a client, across a restart of the server, too."""
+    given = {"shuffle": True, "schedule": "warmup:3+cosine", "local_steps": 7}
+    harness = Harness(tmp_path, {"protocol": protocol, "buffer_size": 3, "rounds": 6} | given)
+    harness.run(until=harness.in_round(4))
+    harness.kill_server()
+    run = harness.run()
+    assert apart(replay(run), run.model()) <= 1e-6
+    asked = {request.round for peer in harness.peers for request in peer.requests}
+    assert len(asked) >= 3  # the learning rate did change
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_server_that_is_killed_at_any_instant_loses_and_doubles_nothing(
     tmp_path: Path, protocol: str, seed: int

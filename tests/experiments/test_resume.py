@@ -52,6 +52,32 @@ def test_every_protocol_is_resumed_where_it_was(protocol: str, stop: int, tmp_pa
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("protocol", ["safa", "local", "fedasync"])
+@pytest.mark.parametrize(
+    "given",
+    [{"shuffle": True, "schedule": "warmup:3+cosine"}, {"local_steps": 7, "schedule": "step:4:0.5", "shuffle": True}],
+    ids=["epochs", "steps"],
+)
+def test_shuffling_and_schedules_are_resumed_to_the_same_bytes(
+    protocol: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = Settings.of("boston", protocol=protocol, rounds=9, checkpoint_every=2, **given)
+    experiment = Experiment(settings)
+    for _ in run_to_end(experiment, RunWriter.begin(tmp_path / "whole", experiment.settings)):
+        pass
+    experiment = Experiment(settings)
+    rounds = run_to_end(experiment, RunWriter.begin(tmp_path / "cut", experiment.settings))
+    for _ in range(7):
+        next(rounds)
+    del rounds
+    experiment, writer = resume_run(tmp_path / "cut")
+    assert experiment.server.finished == 6
+    for _ in run_to_end(experiment, writer):
+        pass
+    for name in RESULTS:
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
 def test_a_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulate("boston", rounds=2, out=tmp_path / "run")
     assert main(["run", "--resume", str(tmp_path / "run")]) == 2

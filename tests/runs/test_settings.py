@@ -99,7 +99,7 @@ def test_no_preset_changes_what_another_run_is_given() -> None:
         ({"down_mbps": 10**400}, "down_mbps must be above 0 and at most 9223372036854775807, not 1000"),
         ({"protocol": ["safa"]}, r"protocol must be text, not \['safa'\]"),
         ({"device": 3}, "device must be text, not 3"),
-        ({"speeds": 3}, "speeds must be the name of a file, not 3"),
+        ({"speeds": 3}, "speeds must be the name of a file, or a number for each client, not 3"),
         ({"train": 1}, "train must be true or false, not 1"),
     ],
 )
@@ -202,7 +202,7 @@ def test_the_config_file_of_a_run_can_be_given(protocol: str, preset: str | None
 
 CHANGED: dict[str, Any] = {
     "lag_tolerance": 1, "averaging": "population", "fault_model": "round", "keep_progress": False,
-    "detection_delay_s": 5.0, "mean_size": 50.0, "size_distribution": "equal", "size_spread": 0.1,
+    "detection_delay_s": 5.0, "fleet": "two-speed", "mean_size": 50.0, "size_distribution": "equal", "size_spread": 0.1,
     "speed_distribution": "constant", "speed_mean": 3.0, "speed_spread": 0.1, "speed_floor": 0.3, "down_mbps": 3.0,
     "up_mbps": 3.0, "estimate_error": 2.0, "mixing": 0.1, "staleness": "constant", "staleness_exponent": 2.0,
     "hinge_slope": 1.0, "hinge_lag": 1.0, "buffer_size": 3, "server_lr": 2.0, "fraction": 0.4, "round_limit_s": 20.0,
@@ -234,6 +234,7 @@ NAMES: dict[str, Iterable[Any]] = {
     "aggregator": registry.available(),
     "server_optimiser": registry.optimisers(),
     "train": (True, False),
+    "local_steps": (0,),
 }
 """What settings without a list of choices may be."""
 

@@ -2,13 +2,14 @@
 
     python -m tests.training.equality [--device cpu|cuda]
 
-prints a line per model with the largest difference of any number of any update, and ends with 1 if one is too large.
-Needs numpy and torch alone; the tests run the same comparison.
+prints lines for every model with the largest difference of any number of any update, and ends with 1 if one is too
+large. Needs numpy and torch alone; the tests run the same comparison.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ from tests.training.problems import hits, ragged_shards
 
 SAMPLES, WORDS, LENGTH, CLASSES, IGNORED = 200, 30, 6, 3, -100
 BATCH, CLIENTS = 8, np.array([5, 0, 3, 9, 1, 6])
+WAYS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.5, "weight_decay": 0.01},
+    "shuffled, nesterov, clipped": {"shuffle": True, "momentum": 0.5, "nesterov": True, "clip": 1.0},
+}
+"""How the clients train."""
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-9}
 
 
@@ -245,11 +251,12 @@ def problem_of(case: Case, dtype: torch.dtype) -> Problem:
 
 
 def compare(
-    case: Case, dtype: torch.dtype, device: torch.device, **optimiser: Any
+    case: Case, dtype: torch.dtype, device: torch.device, *, shuffle: bool = False, **optimiser: Any
 ) -> tuple[float, BatchedTrainer, SerialTrainer]:
     """The largest difference between what both trainers make of some clients, one of them in pieces, too."""
     problem, shards = problem_of(case, dtype), ragged_shards(BATCH)
     common: dict[str, Any] = {"batch_size": BATCH, "optimiser": Optimiser(lr=0.05, **optimiser), "device": device}
+    common["shuffle"] = shuffle
     serial, batched = SerialTrainer(problem, shards, **common), BatchedTrainer(problem, shards, **common)
     start = torch.stack([row_of(problem, seed, serial.layout) for seed in range(len(CLIENTS))]).to(device)
     slow, fast = (trainer.train(CLIENTS, start, epochs=2) for trainer in (serial, batched))
@@ -277,13 +284,12 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     print(f"torch {torch.__version__} on {device}")
     wrong = 0
-    for name, case in CASES.items():
-        for dtype, close in CLOSE.items():
-            apart, batched, _ = compare(case, dtype, device, momentum=0.5, weight_decay=0.01)
-            way = "one by one" if batched.note else "side by side"
-            is_wrong = not apart <= close
-            print(f"{'NO ' if is_wrong else 'ok '} {apart:8.1e} {str(dtype)[6:]:8} {name}: {way}", flush=True)
-            wrong += is_wrong
+    for (name, case), (dtype, close), (way, given) in itertools.product(CASES.items(), CLOSE.items(), WAYS.items()):
+        apart, batched, _ = compare(case, dtype, device, **given)
+        how = "one by one" if batched.note else "side by side"
+        is_wrong = not apart <= close
+        print(f"{'NO ' if is_wrong else 'ok '} {apart:8.1e} {str(dtype)[6:]:8} {name}: {how}, {way}", flush=True)
+        wrong += is_wrong
     return 1 if wrong else 0
 
 

@@ -18,7 +18,7 @@ from safa import simulate
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training import BatchedTrainer, Optimiser, choice
-from tests.training.equality import BATCH, CASES, CLOSE, Case, Classifier, compare, network, problem_of, row_of
+from tests.training.equality import BATCH, CASES, CLOSE, WAYS, Case, Classifier, compare, network, problem_of, row_of
 from tests.training.problems import make, ragged_shards, squared_hinge
 
 CPU = torch.device("cpu")
@@ -33,10 +33,17 @@ def trainer_of(problem: Problem, **given: Any) -> BatchedTrainer:
 @pytest.mark.parametrize("name", CASES)
 def test_batched_equals_serial(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    apart, batched, _ = compare(case, dtype, CPU, momentum=0.5, weight_decay=0.01)
+    apart, batched, _ = compare(case, dtype, CPU, **WAYS["momentum"])
     assert apart <= CLOSE[dtype]
     assert (batched.note is None) == case.batched
     assert batched._kernel.needs_whole_batches == case.whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_batched_equals_serial_with_shuffled_samples(name: str) -> None:
+    apart, _, _ = compare(CASES[name], torch.float64, CPU, **WAYS["shuffled, nesterov, clipped"])
+    assert apart <= CLOSE[torch.float64]
 
 
 def test_batches_are_padded_where_that_changes_nothing() -> None:

@@ -152,7 +152,7 @@ def test_an_attempt_in_pieces_is_the_same_as_in_one_go(kind: str, work: dict[str
     whole = trainer.train(np.array([client]), start[None], **rest)[0]
 
     def attempt() -> Attempt:
-        return Attempt(trainer, start, client, **work, lr=0.1, base=7)  # type: ignore[arg-type]
+        return Attempt(trainer, start, client, **work, lr=0.1, base=7)
 
     first, kept = attempt(), []
     assert first.epochs == {3: 3, 11: 4, 2: 1}[next(iter(work.values()))]

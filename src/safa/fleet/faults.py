@@ -19,7 +19,8 @@ class Faults:
     A stretch is work without a break: from the start of an attempt, or from a client's return, to its end. With the
     model `attempt` every stretch crashes with probability `crash_rate` when it begins; with `round`, as in the paper,
     every client at work is, once in every round. The point is uniform over the work that is left. A trace cuts a
-    stretch when the client goes offline, on top of that. A `crash_rate` is one number for all clients, or one for each.
+    stretch when the client goes offline, on top of that; with `period_s`, a number for each client, its times online
+    repeat after so many seconds. A `crash_rate` is one number for all clients, or one for each.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Faults:
         crash_rate: ArrayLike,
         model: str = "attempt",
         trace: NDArray[np.float64] | None = None,
+        period_s: NDArray[np.float64] | None = None,
     ) -> None:
         if model not in FAULT_MODELS:
             raise SafaError(f"fault_model must be one of {', '.join(FAULT_MODELS)}, not {model!r}")
@@ -41,6 +43,7 @@ class Faults:
         self._trace = trace if trace is not None else np.empty((0, 3))
         self._span = float(self._trace[:, 2].max()) + 1.0 if len(self._trace) else 1.0
         self._starts = self._trace[:, 0] * self._span + self._trace[:, 1]
+        self._period_s = period_s
         self._draws: dict[tuple[int, int], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     def draw(self, round_number: int, ordinal: int = 0) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -77,10 +80,22 @@ class Faults:
         """When each client, online or not at that time, is next offline: at once if it is not online."""
         if not len(self._trace):
             return at_s
+        if self._period_s is None:
+            return np.maximum(self._until_s(clients, at_s), at_s)
+        period_s = self._period_s[clients]
+        past_s = np.mod(at_s, period_s)
+        until_s = self._until_s(clients, past_s)
+        # Online to the end of a period and from the start of the next one, a client is not offline in between.
+        first_s = np.maximum(self._until_s(clients, np.zeros(len(clients))), 0.0)
+        until_s = np.where(until_s >= period_s, period_s + first_s, until_s)
+        until_s = np.where(first_s >= period_s, np.inf, until_s)
+        return np.maximum(at_s - past_s + until_s, at_s)
+
+    def _until_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The end of the time online that each client has begun last (-inf: none)."""
         place = np.searchsorted(self._starts, clients * self._span + np.minimum(at_s, self._span), side="right") - 1
         own = (place >= 0) & (self._trace[place, 0] == clients)
-        until = np.where(own, self._trace[place, 2], -np.inf)
-        return np.where(until > at_s, until, at_s)
+        return np.where(own, self._trace[place, 2], -np.inf)
 
 
 def _checked_rates(crash_rate: ArrayLike, clients: int) -> NDArray[np.float64]:

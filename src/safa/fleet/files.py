@@ -1,59 +1,99 @@
-"""Worlds from files: speeds, sizes, links and availability, each checked line by line."""
+"""Worlds from files, or from numbers that were given: speeds, sizes, links and availability, each checked by row."""
 
 from __future__ import annotations
 
 import csv
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
 
-__all__ = ["read_column", "read_links", "read_trace"]
+__all__ = ["Source", "read_column", "read_links", "read_trace"]
+
+Source = str | Path | tuple[Any, ...]
+"""The name of a file, or numbers as a setting holds them."""
 
 _TRACE_HEADER = ("client", "online_from_s", "online_until_s")
 _LINKS_HEADER = ("down_mbps", "up_mbps")
 
 
-def read_column(path: str | Path, *, count: int, what: str) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class _Table:
+    """Rows of finite numbers, and where each was read."""
+
+    name: str
+    """The file, or the setting."""
+    values: NDArray[np.float64]
+    lines: NDArray[np.int64] | None
+    """The lines of a file; None: numbers that were given, which are counted from 0."""
+
+    def where(self, row: int | np.integer[Any]) -> str:
+        return f"{self.name}, element {row}" if self.lines is None else f"{self.name}, line {self.lines[row]}"
+
+
+def read_column(source: Source, *, count: int, what: str) -> NDArray[np.float64]:
     """One positive number per line, one line per client; empty lines and lines that start with # do not count."""
-    values = [_positive(text, f"{path}, line {line}", what) for line, text in _lines(Path(path))]
-    _right_count(path, len(values), count, what)
-    return np.array(values)
+    table = _given(source, what, (what,)) if isinstance(source, tuple) else _column(Path(source), what)
+    _positive(table, (what,))
+    _right_count(table, count, what)
+    return table.values[:, 0]
 
 
-def read_links(path: str | Path, *, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def read_links(source: Source, *, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A CSV `down_mbps,up_mbps`, one line per client: the clients' download and upload bandwidths."""
-    rows = [
-        [_positive(text, f"{path}, line {line}", name) for name, text in zip(_LINKS_HEADER, row, strict=True)]
-        for line, row in _table(Path(path), _LINKS_HEADER)
-    ]
-    _right_count(path, len(rows), count, "links")
-    columns = np.array(rows).reshape(-1, 2)
-    return columns[:, 0], columns[:, 1]
+    table = _rows(source, "links", _LINKS_HEADER)
+    _positive(table, _LINKS_HEADER)
+    _right_count(table, count, "links")
+    return table.values[:, 0], table.values[:, 1]
 
 
-def read_trace(path: str | Path, *, count: int) -> NDArray[np.float64]:
+def read_trace(source: Source, *, count: int) -> NDArray[np.float64]:
     """A CSV `client,online_from_s,online_until_s`: rows of (client, from, until), by client and time."""
-    rows = []
-    for line, row in _table(Path(path), _TRACE_HEADER):
-        where = f"{path}, line {line}"
-        client, start, end = (_number(text, where, name) for name, text in zip(_TRACE_HEADER, row, strict=True))
-        if client != int(client) or not 0 <= client < count:
-            raise SafaError(f"{where}: client must be a number from 0 to {count - 1}, not {row[0].strip()!r}")
-        if not 0 <= start < end:
-            raise SafaError(f"{where}: a time online must start at 0 s or later and end after it starts")
-        rows.append((client, start, end, line))
-    if not rows:
-        raise SafaError(f"{path} names no time at which a client is online: nobody would ever train")
-    table = np.array(sorted(rows)).reshape(-1, 4)
-    overlaps = np.flatnonzero((table[1:, 0] == table[:-1, 0]) & (table[1:, 1] < table[:-1, 2]))
-    if len(overlaps):
-        raise SafaError(f"{path}, line {int(table[overlaps[0] + 1, 3])}: this client is online already at that time")
-    return table[:, :3]
+    table = _rows(source, "trace", _TRACE_HEADER)
+    client, start, end = table.values.T
+    for row in np.flatnonzero(~((client == np.floor(client)) & (client >= 0) & (client < count)))[:1]:
+        raise SafaError(f"{table.where(row)}: client must be a number from 0 to {count - 1}, not '{client[row]:g}'")
+    for row in np.flatnonzero(~((start >= 0) & (start < end)))[:1]:
+        raise SafaError(f"{table.where(row)}: a time online must start at 0 s or later and end after it starts")
+    if not len(client):
+        raise SafaError(f"{table.name} names no time at which a client is online: nobody would ever train")
+    order = np.lexsort((end, start, client))
+    client, start, end = table.values[order].T
+    for place in np.flatnonzero((client[1:] == client[:-1]) & (start[1:] < end[:-1]))[:1]:
+        raise SafaError(f"{table.where(order[place + 1])}: this client is online already at that time")
+    return table.values[order]
+
+
+def _rows(source: Source, name: str, header: tuple[str, ...]) -> _Table:
+    return _given(source, name, header) if isinstance(source, tuple) else _csv(Path(source), header)
+
+
+def _given(values: tuple[Any, ...], name: str, header: tuple[str, ...]) -> _Table:
+    table = _Table(name, np.array(values, dtype=np.float64).reshape(-1, len(header)), None)
+    for row, column in np.argwhere(~np.isfinite(table.values))[:1]:
+        found = table.values[row, column]
+        raise SafaError(f"{table.where(row)}: {header[column]} must be a number, not '{found:g}'")
+    return table
+
+
+def _column(path: Path, what: str) -> _Table:
+    found = [(_number(text, f"{path}, line {line}", what), line) for line, text in _lines(path)]
+    values, lines = np.array(found).reshape(-1, 2).T
+    return _Table(str(path), values[:, None], lines.astype(np.int64))
+
+
+def _csv(path: Path, header: tuple[str, ...]) -> _Table:
+    rows, lines = [], []
+    for line, row in _cells(path, header):
+        rows.append([_number(text, f"{path}, line {line}", name) for name, text in zip(header, row, strict=True)])
+        lines.append(line)
+    return _Table(str(path), np.array(rows).reshape(-1, len(header)), np.array(lines))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -72,7 +112,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _table(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+def _cells(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
     """The lines of a CSV under its header, with their numbers."""
     lines = _lines(path)
     expected = ",".join(header)
@@ -99,13 +139,14 @@ def _number(text: str, where: str, what: str) -> float:
     return value
 
 
-def _positive(text: str, where: str, what: str) -> float:
-    value = _number(text, where, what)
-    if value <= 0:
-        raise SafaError(f"{where}: {what} must be above 0, not {text.strip()}")
-    return value
+def _positive(table: _Table, names: tuple[str, ...]) -> None:
+    for row, column in np.argwhere(table.values <= 0)[:1]:
+        found = table.values[row, column]
+        raise SafaError(f"{table.where(row)}: {names[column]} must be above 0, not {found:g}")
 
 
-def _right_count(path: str | Path, found: int, count: int, what: str) -> None:
+def _right_count(table: _Table, count: int, what: str) -> None:
+    found = len(table.values)
     if found != count:
-        raise SafaError(f"{path} holds {what} for {found} clients, but there are {count}")
+        holds = f"{what} are given" if table.lines is None else f"{table.name} holds {what}"
+        raise SafaError(f"{holds} for {found} clients, but there are {count}")

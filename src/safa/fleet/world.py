@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
 from safa.fleet.draws import draw_sizes, draw_speeds
 from safa.fleet.faults import Faults
+from safa.fleet.fedscale import device_links, device_speeds, is_pickle, times_online
 from safa.fleet.files import read_column, read_links, read_trace
 from safa.fleet.fleet import Fleet
+from safa.fleet.named import phone_mbps, speeds_of
 from safa.runs.settings import Settings
 
 __all__ = ["check_sizes", "make_fleet"]
@@ -19,19 +22,9 @@ _SMALLEST_SHARD = 20
 def make_fleet(settings: Settings) -> Fleet:
     """The fleet of a run. It depends on the seed and the world's settings, never on the protocol."""
     count, seed = settings.clients, settings.seed
-    if settings.speeds:
-        speeds = read_column(settings.speeds, count=count, what="speeds")
-    else:
-        speeds = draw_speeds(
-            count,
-            seed=seed,
-            distribution=settings.speed_distribution,
-            mean=settings.speed_mean,
-            spread=settings.speed_spread,
-            floor=settings.speed_floor,
-        )
+    speeds = _speeds(settings)
     sizes: np.ndarray[tuple[int], np.dtype[np.int64]] | np.ndarray[tuple[int], np.dtype[np.float64]]
-    if settings.sizes:
+    if settings.sizes is not None:
         sizes = read_column(settings.sizes, count=count, what="sizes")
     else:
         # The paper's floor is max(20, B); half the mean keeps it in reach where B is as large as a shard.
@@ -44,7 +37,8 @@ def make_fleet(settings: Settings) -> Fleet:
             spread=settings.size_spread,
             floor=floor,
         )
-    down, up = read_links(settings.links, count=count) if settings.links else (settings.down_mbps, settings.up_mbps)
+    down, up = _links(settings)
+    trace, period_s = _trace(settings)
     return Fleet.assemble(
         speeds=speeds,
         sizes=sizes,
@@ -60,9 +54,51 @@ def make_fleet(settings: Settings) -> Fleet:
             seed=seed,
             crash_rate=settings.crash_rate,
             model=settings.fault_model,
-            trace=read_trace(settings.trace, count=count) if settings.trace else None,
+            trace=trace,
+            period_s=period_s,
         ),
     )
+
+
+def _speeds(settings: Settings) -> NDArray[np.float64]:
+    """Speeds from a file, of a fleet by name, or drawn as the settings say."""
+    count, seed = settings.clients, settings.seed
+    if is_pickle(settings.speeds):
+        return device_speeds(settings.speeds, count=count, seed=seed, batch_size=settings.batch_size)
+    if settings.speeds is not None:
+        return read_column(settings.speeds, count=count, what="speeds")
+    if settings.fleet != "paper":
+        return speeds_of(settings.fleet, count, seed=seed, mean=settings.speed_mean)
+    return draw_speeds(
+        count,
+        seed=seed,
+        distribution=settings.speed_distribution,
+        mean=settings.speed_mean,
+        spread=settings.speed_spread,
+        floor=settings.speed_floor,
+    )
+
+
+def _links(settings: Settings) -> tuple[ArrayLike, ArrayLike]:
+    """The clients' download and upload bandwidths in Mbit/s."""
+    if is_pickle(settings.links):
+        either_way = device_links(settings.links, count=settings.clients, seed=settings.seed)
+        return either_way, either_way
+    if settings.links is not None:
+        return read_links(settings.links, count=settings.clients)
+    if settings.fleet == "phones":
+        either_way = phone_mbps(settings.clients, seed=settings.seed)
+        return either_way, either_way
+    return settings.down_mbps, settings.up_mbps
+
+
+def _trace(settings: Settings) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+    """When clients are online, and after how long that repeats, where it does."""
+    if settings.trace is None:
+        return None, None
+    if is_pickle(settings.trace):
+        return times_online(settings.trace, count=settings.clients, seed=settings.seed)
+    return read_trace(settings.trace, count=settings.clients), None
 
 
 def check_sizes(settings: Settings, fleet: Fleet, samples: int) -> None:
@@ -72,8 +108,9 @@ def check_sizes(settings: Settings, fleet: Fleet, samples: int) -> None:
     mean is a property of the simulated devices, which stays when the fleet grows.
     """
     total = float(fleet.sizes.sum())
-    if settings.train and settings.sizes and total > samples * (1 + 1e-9):
+    if settings.train and settings.sizes is not None and total > samples * (1 + 1e-9):
+        where = f" in {settings.sizes}" if isinstance(settings.sizes, str) else ""
         raise SafaError(
-            f"the sizes in {settings.sizes} add up to {total:,.0f} samples, but {settings.task} has {samples:,}; "
+            f"the sizes{where} add up to {total:,.0f} samples, but {settings.task} has {samples:,}; "
             "train on fewer, or only simulate the rounds"
         )

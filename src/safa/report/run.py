@@ -19,6 +19,7 @@ from safa.report.page import Block, Cell, Fact, Facts, Figure, Section, Table, W
 from safa.report.words import number, protocol_name, time_unit, value_of
 from safa.runs import Run
 from safa.runs.settings import Settings
+from safa.runs.values import shown
 
 __all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
 
@@ -312,7 +313,7 @@ def _settings(settings: Settings) -> Section:
     """All settings, with the help text of each."""
     meanings = {item.name: item.metadata.get("help", "") for item in fields(Settings)}
     rows: list[list[str | Cell]] = [
-        [name, Cell(number(value), value if isinstance(value, int | float) else None), meanings.get(name, "")]
+        [name, Cell(number(shown(value)), value if isinstance(value, int | float) else None), meanings.get(name, "")]
         for name, value in settings.values().items()
         if value is not None
     ]

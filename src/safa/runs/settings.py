@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -26,6 +25,7 @@ from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
 from safa.runs.schedule import Schedule
+from safa.runs.values import file_or_values
 from safa.tasks import Task, check_partition, find_task
 from safa.tasks.references import reference_of
 from safa.vocabulary import FAULT_MODELS, FLEETS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
@@ -59,7 +59,7 @@ def option(
     """A setting with its default, its help text, what is allowed, and what it needs to have an effect.
 
     `limit` is for sizes that no machine can hold; a message names it only where it is exceeded. `needs` names other
-    settings, each with the values that they must have; None means a file that is not given. `words` are texts that may
+    settings, each with the values that they must have; None means one that is not given. `words` are texts that may
     be given in place of a number. Without `is_list`, a sweep does not part the value at its commas.
     """
     metadata = {
@@ -88,7 +88,8 @@ _LEARN, _AGGREGATION = "learning", "aggregation"
 _CAUSAL = {"clock": ("causal",)}
 _DRAWN_SIZES = {"sizes": (None,)}
 _DRAWN_SPEEDS = {"speeds": (None,)}
-_SAME_LINKS = {"links": (None,)}
+_PAPER_SPEEDS = _DRAWN_SPEEDS | {"fleet": ("paper",)}
+_SAME_LINKS = {"links": (None,), "fleet": ("paper", "two-speed", "lognormal")}
 _HINGE = {"staleness": ("hinge",)}
 _TRAINING = {"train": (True,)}
 _EPOCHS = {"local_steps": (0,)}
@@ -155,8 +156,8 @@ class Settings:
         flag="--detection-delay", least=0, needs=_CAUSAL,
     )  # fmt: skip
     fleet: str = option(
-        "paper", "speeds and links: paper (as the options below say), phones, two-speed or lognormal", group=_WORLD,
-        choices=FLEETS,
+        "paper", "whose speeds and links: paper (as the options below say), phones, two-speed or lognormal",
+        group=_WORLD, choices=FLEETS, needs=_DRAWN_SPEEDS,
     )  # fmt: skip
     mean_size: float = option(
         None, "mean number of samples that a client holds", group=_WORLD, least=1, most=1e9, needs=_DRAWN_SIZES
@@ -170,37 +171,37 @@ class Settings:
         needs=_DRAWN_SIZES | {"size_distribution": ("normal",)},
     )  # fmt: skip
     speed_distribution: str = option(
-        "exponential", "how the clients' speeds differ", group=_WORLD, choices=SPEED_DISTRIBUTIONS, needs=_DRAWN_SPEEDS
+        "exponential", "how the clients' speeds differ", group=_WORLD, choices=SPEED_DISTRIBUTIONS, needs=_PAPER_SPEEDS
     )
     speed_mean: float = option(
-        1.0, "mean speed in mini-batches per second", group=_WORLD, above=0, below=math.inf, needs=_DRAWN_SPEEDS
-    )
+        1.0, "mean speed in mini-batches per second; of the fleet phones the median, of two-speed the fast clients'",
+        group=_WORLD, above=0, below=math.inf, needs=_DRAWN_SPEEDS,
+    )  # fmt: skip
     speed_spread: float = option(
         0.5, "standard deviation over the mean (normal), or sigma of the logarithm (lognormal)", group=_WORLD, least=0,
-        most=1000, needs=_DRAWN_SPEEDS | {"speed_distribution": ("normal", "lognormal")},
+        most=1000, needs=_PAPER_SPEEDS | {"speed_distribution": ("normal", "lognormal")},
     )  # fmt: skip
-    speed_floor: float = option(None, "a speed below this is drawn again", group=_WORLD, above=0, needs=_DRAWN_SPEEDS)
+    speed_floor: float = option(None, "a speed below this is drawn again", group=_WORLD, above=0, needs=_PAPER_SPEEDS)
     down_mbps: float = option(1.4, "a client's download bandwidth in Mbit/s", group=_WORLD, above=0, needs=_SAME_LINKS)
     up_mbps: float = option(1.4, "a client's upload bandwidth in Mbit/s", group=_WORLD, above=0, needs=_SAME_LINKS)
     server_mbps: float = option(10_000.0, "the server's bandwidth in Mbit/s", group=_WORLD, above=0)
     model_size_mb: float = option(
         10.0, "the size of the model on the wire in MB", group=_WORLD, least=0, below=math.inf
     )
-    speeds: str | None = option(
-        None, "speeds from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
-    )
-    sizes: str | None = option(
+    speeds: str | tuple[float, ...] | None = option(
+        None, "speeds from a file instead of a distribution: a line per client, or FedScale's devices", group=_WORLD,
+        is_file=True,
+    )  # fmt: skip
+    sizes: str | tuple[float, ...] | None = option(
         None, "sizes from a file, one line per client, instead of a distribution", group=_WORLD, is_file=True
     )
-    links: str | None = option(
-        None,
-        "bandwidths from a CSV file with columns down_mbps,up_mbps, a line per client",
-        group=_WORLD,
-        is_file=True,
-    )
-    trace: str | None = option(
-        None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s", group=_WORLD,
-        is_file=True,
+    links: str | tuple[tuple[float, float], ...] | None = option(
+        None, "bandwidths from a CSV file with columns down_mbps,up_mbps, a line per client, or FedScale's devices",
+        group=_WORLD, is_file=True,
+    )  # fmt: skip
+    trace: str | tuple[tuple[float, float, float], ...] | None = option(
+        None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s, or "
+        "FedScale's availability", group=_WORLD, is_file=True,
     )  # fmt: skip
 
     estimate_error: float = option(
@@ -482,7 +483,8 @@ def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:
 
 def _no_effect(name: str, other: str, value: Any, allowed: Sequence[str | bool | None]) -> str:
     if None in allowed:
-        return f"{name} has no effect where {other} come from a file; leave out one of the two"
+        given = "come from a file" if isinstance(value, str) else "are given"
+        return f"{name} has no effect where {other} {given}; leave out one of the two"
     if other == "train":
         return f"{name} has no effect where nothing is trained"
     wanted = " or ".join(map(str, allowed))
@@ -500,9 +502,7 @@ def checked(name: str, value: Any, item: Any) -> Any:
     """The value in its proper type, or an error that says what was wrong, what was given and what is allowed."""
     allowed = item.metadata
     if allowed["is_file"]:
-        if value is not None and not isinstance(value, str | os.PathLike):
-            raise SafaError(f"{name} must be the name of a file, not {value!r}")
-        return None if value is None else str(value)
+        return file_or_values(name, value)
     if allowed["choices"] is not None and value not in allowed["choices"]:
         raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
     if value in allowed["words"]:
@@ -536,6 +536,6 @@ def as_toml(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -68,8 +68,13 @@ def trainer_of(
 
 
 def make_schedule(settings: Settings) -> Schedule:
-    """The learning rate by round; functions of one's own are imported."""
-    return Schedule.parse(settings.schedule).with_functions(load_reference)
+    """The learning rate by round; functions of one's own are imported, and tried for every round of the run."""
+    schedule = Schedule.parse(settings.schedule)
+    if not schedule.functions:
+        return schedule
+    found = schedule.with_functions(load_reference)
+    found.factor(np.arange(1, settings.rounds + 1), settings.rounds)
+    return found
 
 
 def local_training(

@@ -16,6 +16,7 @@ from safa.deploy.launcher.link import Link
 from safa.errors import SafaError
 from safa.runs import has_checkpoint, load_run, presets
 from safa.runs.settings import Settings
+from safa.runs.values import COLUMNS, file_or_values, shown
 from safa.tasks import find_task
 
 __all__ = ["check_same", "is_finished", "new_run", "resumed"]
@@ -106,5 +107,6 @@ def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) ->
     for name, value in given.items():
         if name not in held:
             raise SafaError(f"there is no setting {name!r}")
+        value = file_or_values(name, value) if name in COLUMNS else value
         if value != held[name] and _OPEN.get(name, held[name]) != value:
-            raise SafaError(f"{name} is {held[name]} in {folder}, and {value} is given; {_SAME}")
+            raise SafaError(f"{name} is {shown(held[name])} in {folder}, and {shown(value)} is given; {_SAME}")

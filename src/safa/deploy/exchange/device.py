@@ -201,7 +201,7 @@ def _sizes(settings: Settings) -> NDArray[np.float64]:
     try:
         fleet = make_fleet(replace(settings, speeds=None, links=None, trace=None))
     except SafaError:
-        if settings.sizes is None:
+        if not isinstance(settings.sizes, str):
             raise
         # The server must not learn what is in the file: it could name any.
         raise SafaError(f"the device has no file of sizes {settings.sizes} that it could use") from None

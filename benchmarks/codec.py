@@ -35,8 +35,8 @@ def main(tasks: list[str]) -> None:
             exact = exact or model
             up, down = (sum(getattr(r, name) for r in records) / 1e6 for name in ("bytes_up", "bytes_down"))
             print(
-                f"| {task} | {codec} | {up:.4f} | {down:.4f} | {records[-1].accuracy:.4f} | {records[-1].loss:.4f} "
-                f"| {apart(model, exact):.2g} |",
+                f"| {task} | {codec} | {up:.4f} | {down:.4f} | {records[-1].metrics['accuracy']:.4f} "
+                f"| {records[-1].loss:.4f} | {apart(model, exact):.2g} |",
                 flush=True,
             )
 

@@ -21,7 +21,7 @@ import torch
 from safa.experiments.simulate import Experiment
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
-from safa.tasks import find_task, partition
+from safa.tasks import Samples, find_task, partition
 from safa.training import Optimiser, Trainer, make_trainer
 
 CNN_FLOP_PER_IMAGE = 2 * (2 * 20 * 25 * 576 + 3 * (50 * 500 * 64 + 800 * 500 + 500 * 10))
@@ -52,14 +52,15 @@ def trainers(task: str, device: torch.device) -> tuple[Settings, list[np.ndarray
     settings = Settings.of(task, preset="paper")
     problem = find_task(task).load()
     sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
-    shards = partition(settings.partition, problem.train[1].numpy(), sizes, np.random.default_rng(0))
+    samples = Samples(targets=problem.train[1].numpy(), sizes=sizes)
+    shards = partition(settings.partition, samples, np.random.default_rng(0))
     made = {
         kind: make_trainer(
             kind,
             problem,
             shards,
             batch_size=settings.batch_size,
-            optimiser=Optimiser(lr=settings.lr),
+            optimiser=Optimiser(lr=settings.learning_rate),
             device=device,
             memory_mb=8192 if device.type == "cuda" else 1024,
         )

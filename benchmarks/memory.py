@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 CLIENTS, SAMPLES, FEATURES, WIDTH, CLASSES = 500, 20, 32, 1400, 10
 
@@ -26,7 +27,7 @@ def rss_anon_mib() -> float:
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
 
 
-def run(protocol: str, memory_mb: float, rounds: int, trainer: str) -> str:
+def run(protocol: str, memory_mb: float, rounds: int, trainer: Literal["batched", "serial"]) -> str:
     """One run in this process, as a line of the table."""
     import torch
     from torch import nn

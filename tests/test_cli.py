@@ -224,13 +224,13 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
         ("run boston --set patience=3", "safa has no setting 'patience'; it has fraction, lag_tolerance"),
         ("run cifar", "there is no task 'cifar'; there are boston, mnist, kdd99"),
         ("run", "name a task, one of boston, mnist, kdd99"),
-        ("run boston --speed 3", "unrecognized arguments: --speed 3 (see safa --help)"),
+        ("run boston --speed 3", "unrecognized arguments: --speed 3 (did you mean --speeds?) (see safa run --help)"),
         ("sweep boston --fraction 0.1,2", "fraction must be above 0 and at most 1, not 2"),
         ("sweep boston --protocol safa,fedbuff --preset paper", "the paper clock knows"),
         ("sweep boston --speeds few.txt --clients 2,3", "few.txt holds speeds for 2 clients, but there are 3"),
         ("sweep boston --out used", "used already holds a run"),
         ("run boston --device warp", "there is no device 'warp' here that torch can use; try --device cpu"),
-        ("run boston --partition pies", "a partition must be contiguous, iid"),
+        ("run boston --partition pies", "there is no partition 'pies'; there are contiguous, iid, dirichlet:ALPHA"),
         ("run nothing.here:problem", "there is no module nothing.here"),
         ("run boston --resume used", "--resume takes everything from its folder"),
         ("run --resume other", "other holds no run"),
@@ -258,7 +258,18 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
             "the aggregator own needs a protocol that lets",
         ),
         ("sweep boston,digits --sizes large.txt --clients 5", "the sizes in large.txt add up to 1,000 samples"),
-        ("", "the following arguments are required: COMMAND (see safa --help)"),
+        ("swep boston", "there is no command 'swep' (did you mean sweep?); there are run, sweep, "),
+        ("deploy locale", "there is no command 'locale' (did you mean local?); there are local, server, "),
+        ("run boston --fractoin 0.1", "unrecognized arguments: --fractoin 0.1 (did you mean --fraction?)"),
+        ("run boston --fractoin=0.1", "unrecognized arguments: --fractoin=0.1 (did you mean --fraction?)"),
+        ("run bostn", "there is no task 'bostn' (did you mean boston?); there are boston, "),
+        ("run boston --protocol fedavgg", "there is no protocol 'fedavgg' (did you mean fedavg?); there are safa, "),
+        ("run boston --aggregator meen", "there is no aggregator 'meen' (did you mean mean?); there are mean, "),
+        ("run boston --server-optimiser adm", "there is no server optimiser 'adm' (did you mean adam?); there are "),
+        ("run boston --preset papr", "there is no preset 'papr' (did you mean paper?); there is paper"),
+        ("run boston --until acuracy=1", "there is no metric 'acuracy' to reach (did you mean accuracy?); there is "),
+        ("run boston --set fracton=1", "safa has no setting 'fracton' (did you mean fraction?); it has fraction, "),
+        ("run --config typo.toml", "there is no setting 'lag_tolernce' (did you mean lag_tolerance?)"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: str, capsys: Capture) -> None:
@@ -270,6 +281,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     Path("unused.toml").write_text('task = "boston"\nprotocol = "fedavg"\nlag_tolerance = 3\n')
     Path("table.toml").write_text('task = "boston"\nprotocol_options = 3\n')
     Path("number.toml").write_text("task = 3\n")
+    Path("typo.toml").write_text('task = "boston"\nlag_tolernce = 3\n')
     Path("used").mkdir()
     write_config(Path("used"), Settings.of("boston"))
     Path("other").mkdir()
@@ -285,6 +297,15 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: str, complaint: st
     assert captured.err.count("\n") == 1
     assert sorted(Path().rglob("*")) == before  # nothing lost, nothing half-written
     assert Path("used/config.toml").read_bytes() == precious
+
+
+def test_safa_alone_prints_its_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert alone.startswith("usage: safa")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert capsys.readouterr().out == alone
 
 
 def test_a_sweep_may_vary_what_some_of_its_protocols_use() -> None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
+import safa
+from safa import load_run
 from safa.aggregation.registry import available, optimisers
+from safa.analysis import METRICS, TARGET_METRICS
 from safa.fleet import make_fleet
 from safa.protocol import FedAvg, Protocol
+from safa.protocol.records import Verdict
 from safa.runs import Settings
+from safa.runs.options import SettingsOptions
 from safa.server import Server
 from safa.simulation import drive
+from safa.tasks import measures
+from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
 from safa.vocabulary import FLEETS
+from tests import leaf
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,14 +45,28 @@ def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
         assert float(printed[protocol]) == pytest.approx(float(value), abs=0.02)
 
 
-def test_the_problem_of_the_docs_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(blocks("docs/learning.md")[0], {})
-    assert "['0.weight', '0.bias', '2.weight', '2.bias']" in capsys.readouterr().out
+def test_the_problems_of_the_docs_are_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    leaf.write_images(tmp_path / "leaf/data/femnist/data")
+    leaf.write_texts(tmp_path / "leaf/data/shakespeare/data")
+    for block in blocks("docs/data.md"):
+        exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert "['0.weight', '0.bias', '2.weight', '2.bias']" in printed[0]
+    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "[3, 1]", "50 50"]
+
+
+def test_every_partition_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w:]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
 
 
 def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    problem, resuming = blocks("docs/learning.md")[:2]
+    problem, resuming = blocks("docs/data.md")[0], blocks("docs/learning.md")[0]
     names: dict[str, Any] = {}
     exec(problem, names)
     exec(resuming.replace("out=", "checkpoint_every=2, out=").split("run = ")[0], names)
@@ -57,6 +80,25 @@ def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -
     reached = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(reached) == 4
     assert min(reached) > 0.5
+
+
+def test_the_metrics_of_the_docs_are_measured_and_the_target_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    own, afterwards = blocks("docs/metrics.md")
+    exec(own, names)
+    assert "['auc', 'brier', 'recall', 'recall_0', 'recall_1']" in capsys.readouterr().out
+    summary, records = names["run"].summary, list(names["run"].records())
+    assert len(records) == summary["rounds_to_target"] + 2 < 40
+    assert summary["best_auc"] >= 0.95
+    assert summary["best_brier"] == min(record.metrics["brier"] for record in records)
+    exec(afterwards, names)
+    assert capsys.readouterr().out.strip().isdigit()
+
+
+def test_every_metric_has_a_line_in_the_docs() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = {name for row in re.findall(r"^\| (.+?) \| ", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named >= {*METRICS, *TARGET_METRICS, *measures.__all__}
 
 
 def test_the_protocol_of_the_docs_keeps_the_contract() -> None:
@@ -104,6 +146,54 @@ def test_the_fleets_of_the_docs_are_simulated(
     names: dict[str, Any] = {}
     exec(from_fedscale, names)
     assert names["run"].settings.speeds == tuple(names["slower"])
+
+
+def test_the_examples_of_the_python_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, callbacks, frames, script = blocks("docs/python.md")
+    exec(first, {})
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+    names: dict[str, Any] = {}
+    exec(callbacks, names)
+    accuracies = [record.metrics["accuracy"] for record in names["run"].records()]
+    assert min(accuracies[-2:]) >= 0.7 > accuracies[-3]
+    exec(frames, {})
+    exec(script, {"__name__": "__main__"})
+    assert load_run("runs/mine").summary is not None
+    assert re.search(r"\b\d+ rounds\n", capsys.readouterr().out)
+
+
+def test_the_table_of_settings_is_up_to_date() -> None:
+    names: dict[str, Any] = {"__name__": "docs", "__file__": str(ROOT / "docs" / "settings_table.py")}
+    exec((ROOT / "docs" / "settings_table.py").read_text(encoding="utf-8"), names)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) >= set(get_type_hints(SettingsOptions))
+    assert page == names["with_table"](page), "run python docs/settings_table.py"
+
+
+def test_every_public_name_is_on_the_python_page() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    missing = [name for name in safa.__all__ if not re.search(rf"`(?:safa\.)?{name}\b|\bsafa\.{name}\b", page)]
+    assert not missing
+
+
+def test_every_field_of_a_record_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE)
+    found = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(found) == sorted(item.name for item in fields(safa.RoundRecord))
+    exec(blocks("docs/records.md")[0], {})
+    assert "round 5: " in capsys.readouterr().out
+
+
+def test_the_glossary_has_the_words_of_the_protocols() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = [word for row in re.findall(r"^\| \*\*(.+?)\*\* \| ", page, re.MULTILINE) for word in row.split(", ")]
+    assert {verdict.name.lower() for verdict in Verdict} <= set(words)
+    more = "deprecated futility lag staleness version base quota starved cache bypass EUR SR VV T_dist T_lim tau C"
+    assert set(more.split()) <= set(words)
 
 
 def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:

@@ -16,7 +16,8 @@ MANY = 100_000
 
 
 def made(fleet: str, **given: Any) -> Fleet:
-    return make_fleet(Settings.of("mnist", fleet=fleet, **{"clients": MANY} | given))
+    options: dict[str, Any] = {"fleet": fleet, "clients": MANY} | given
+    return make_fleet(Settings.of("mnist", **options))
 
 
 def test_phones_have_the_quantiles_of_the_benchmark() -> None:

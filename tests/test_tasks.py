@@ -24,9 +24,20 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from safa import Settings
 from safa.errors import SafaError
-from safa.tasks import TASKS, Problem, boston, check_partition, files, find_task, from_dataset, kdd99, partition
-from safa.tasks.accuracy import closeness, share_right, share_right_side
+from safa.tasks import (
+    TASKS,
+    Problem,
+    Samples,
+    boston,
+    check_partition,
+    files,
+    find_task,
+    from_dataset,
+    kdd99,
+    partition,
+)
 from safa.tasks.files import Source, data_file, resume_download
+from safa.tasks.measures import accuracy, closeness, share_right_side
 
 
 @pytest.fixture
@@ -67,7 +78,7 @@ def test_accuracy_of_task_1_is_a_mean_over_samples() -> None:
 
 
 def test_accuracy_of_task_2_is_the_share_of_matches() -> None:
-    assert float(share_right(tensor([0.1, 0.9], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]), tensor(1, 0, 1, 1))) == 0.75
+    assert float(accuracy(tensor([0.1, 0.9], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]), tensor(1, 0, 1, 1))) == 0.75
 
 
 def test_accuracy_of_task_3_counts_the_right_side_and_nothing_on_the_border() -> None:
@@ -110,6 +121,7 @@ def assert_starts_from_zeros(problem: Problem, features: int) -> None:
 @pytest.mark.slow
 def test_digits_are_learnt(one_thread: None) -> None:
     task = TASKS["digits"]
+    assert isinstance(task.lr, float)
     problem = task.load()
     shapes = [list(part.shape) for part in (*problem.train, *problem.test)]
     assert shapes == [[1257, 1, 8, 8], [1257], [540, 1, 8, 8], [540]]
@@ -118,7 +130,7 @@ def test_digits_are_learnt(one_thread: None) -> None:
     model = problem.start_model(0)
     descend(problem, model, lr=task.lr, batch_size=task.batch_size, epochs=8)
     with torch.no_grad():
-        assert float(problem.accuracy(model(problem.test[0]), problem.test[1])) > 0.9
+        assert problem.measure(model(problem.test[0]), problem.test[1])["accuracy"] > 0.9
 
 
 def descend(problem: Problem, model: torch.nn.Module, *, lr: float, batch_size: int, epochs: int) -> None:
@@ -191,11 +203,16 @@ def test_the_catalogue_needs_no_torch() -> None:
 
 # -- partitions ------------------------------------------------------------------------------------------------------
 
-KINDS = ("contiguous", "iid", "dirichlet:0.1", "dirichlet:100", "shards:2")
+KINDS = ("contiguous", "iid", "dirichlet:0.1", "dirichlet:100", "shards:2", "quantity:0.1", "quantity:100")
 
 
 def draw(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def dealt(kind: str, targets: Any, sizes: Any, rng: np.random.Generator, **more: Any) -> list[np.ndarray[Any, Any]]:
+    samples = Samples(targets=np.asarray(targets), sizes=np.asarray(sizes, dtype=np.float64), **more)
+    return [*partition(kind, samples, rng)]
 
 
 @given(
@@ -214,11 +231,11 @@ def test_every_sample_is_dealt_once_and_nobody_is_empty(
         "lopsided": np.where(np.arange(count) < 2, -1.0, 1.0),
         "continuous": np.linspace(0, 1, count) ** 3,
     }[targets]
-    parts = partition(kind, values, sizes, draw(seed))
+    parts = dealt(kind, values, sizes, draw(seed))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
     assert len(parts) == len(sizes)
     assert min(len(part) for part in parts) >= 1
-    if not kind.startswith("shards"):
+    if not kind.startswith(("shards", "quantity")):
         wanted = np.array(sizes) / sum(sizes) * count
         slack = 1 + np.count_nonzero(wanted < 2)  # whoever is too small for one sample gets it from the others
         assert np.all(np.abs([len(part) for part in parts] - wanted) <= slack)
@@ -226,14 +243,14 @@ def test_every_sample_is_dealt_once_and_nobody_is_empty(
 
 def test_contiguous_slices_in_the_order_of_the_file() -> None:
     sizes = np.array([3.0, 1.0, 4.0, 2.5])
-    parts = partition("contiguous", np.zeros(101), sizes, draw())
+    parts = dealt("contiguous", np.zeros(101), sizes, draw())
     ends = np.rint(np.cumsum(sizes) / sizes.sum() * 101).astype(int)
     assert [(part[0], part[-1] + 1) for part in parts] == list(zip([0, *ends[:-1]], ends, strict=True))
     assert all(np.array_equal(part, np.arange(part[0], part[-1] + 1)) for part in parts)
 
 
 def test_iid_is_a_random_order_in_the_same_slices() -> None:
-    first, again, other = (partition("iid", np.zeros(100), [1, 2, 1], draw(seed)) for seed in (1, 1, 2))
+    first, again, other = (dealt("iid", np.zeros(100), [1, 2, 1], draw(seed)) for seed in (1, 1, 2))
     assert [len(part) for part in first] == [25, 50, 25]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[0], other[0])
@@ -241,9 +258,7 @@ def test_iid_is_a_random_order_in_the_same_slices() -> None:
 
 def skew(kind: str, targets: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
     """How far the clients' label frequencies are from those of all, as a mean total variation distance."""
-    shares = [
-        np.bincount(labels[part], minlength=10) / len(part) for part in partition(kind, targets, np.ones(50), draw())
-    ]
+    shares = [np.bincount(labels[part], minlength=10) / len(part) for part in dealt(kind, targets, np.ones(50), draw())]
     return float(np.mean(np.abs(np.array(shares) - np.bincount(labels) / len(labels)).sum(axis=1) / 2))
 
 
@@ -259,13 +274,13 @@ def test_dirichlet_skew_grows_as_alpha_falls(targets: str) -> None:
 
 def test_dirichlet_of_rare_labels_follows_their_frequency() -> None:
     labels = np.repeat([0, 1], [9_000, 1_000])
-    shares = [labels[part].mean() for part in partition("dirichlet:1000", labels, np.ones(10), draw())]
+    shares = [labels[part].mean() for part in dealt("dirichlet:1000", labels, np.ones(10), draw())]
     assert np.allclose(shares, 0.1, atol=0.03)
 
 
 def test_shards_hold_few_labels_and_are_equal() -> None:
     labels = draw(1).permutation(np.arange(1000) % 10)
-    parts = partition("shards:2", labels, np.arange(1.0, 21.0), draw())
+    parts = dealt("shards:2", labels, np.arange(1.0, 21.0), draw())
     assert {len(part) for part in parts} == {50}
     assert max(len(np.unique(labels[part])) for part in parts) == 2
 
@@ -274,38 +289,46 @@ def test_samples_of_a_client_come_in_random_order() -> None:
     """A trainer that goes through them as they are must not see one label after the other."""
     labels = np.repeat(np.arange(10), 100)
     for kind in ("dirichlet:1", "shards:4"):
-        assert not any(np.array_equal(part, np.sort(part)) for part in partition(kind, labels, np.ones(5), draw()))
+        assert not any(np.array_equal(part, np.sort(part)) for part in dealt(kind, labels, np.ones(5), draw()))
 
 
 def test_targets_may_be_tensors_and_columns() -> None:
     labels = torch.arange(12) % 3
-    one, other = (partition("dirichlet:1", values, np.ones(3), draw()) for values in (labels, labels.unsqueeze(1)))
+    one, other = (dealt("dirichlet:1", values, np.ones(3), draw()) for values in (labels, labels.unsqueeze(1)))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     with pytest.raises(SafaError, match=re.escape("shards:1 needs one label per sample, not targets of shape [2]")):
-        partition("shards:1", np.zeros((12, 2)), np.ones(3), draw())
+        dealt("shards:1", np.zeros((12, 2)), np.ones(3), draw())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_few_samples_for_the_clients(kind: str) -> None:
     with pytest.raises(SafaError, match="3 training samples cannot be dealt to 4 clients"):
-        partition(kind, np.zeros(3), np.ones(4), draw())
+        dealt(kind, np.zeros(3), np.ones(4), draw())
 
 
 def test_too_few_samples_for_the_shards() -> None:
     with pytest.raises(SafaError, match="7 training samples cannot be cut into 8 shards"):
-        partition("shards:2", np.zeros(7), np.ones(4), draw())
+        dealt("shards:2", np.zeros(7), np.ones(4), draw())
 
 
-WRONG_KINDS = (
-    "", "IID", "iid:1", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf",
-    "dirichlet:much", "shards", "shards:0", "shards:1.5", "shards:1:2",
-)  # fmt: skip
+WRONG_NUMBERS = ("", "0", "-1", "nan", "inf", "much")
+THERE_ARE = "there are contiguous, iid, dirichlet:ALPHA, quantity:ALPHA, shards:N, column:NAME, natural"
+WRONG_KINDS = {
+    "": f"there is no partition ''; {THERE_ARE}",
+    "IID": f"there is no partition 'IID'; {THERE_ARE}",
+    "iid:1": "the partition iid is written iid, not 'iid:1'",
+    "dirichlet": "the partition dirichlet is written dirichlet:ALPHA, not 'dirichlet'",
+    "shards:1:2": "the partition shards is written shards:N, not 'shards:1:2'",
+    "column:": "NAME must be that of a column, or its number",
+    **{f"dirichlet:{value}": f"ALPHA must be a number above 0, not {value!r}" for value in WRONG_NUMBERS},
+    **{f"quantity:{value}": f"ALPHA must be a number above 0, not {value!r}" for value in WRONG_NUMBERS},
+    **{f"shards:{value}": f"N must be a whole number of at least 1, not {value!r}" for value in ("", "0", "1.5")},
+}
 
 
 @pytest.mark.parametrize("kind", WRONG_KINDS)
-def test_a_wrong_kind_names_the_four(kind: str) -> None:
-    forms = "contiguous, iid, dirichlet:ALPHA (a number above 0) or shards:N (a whole number of at least 1)"
-    with pytest.raises(SafaError, match=re.escape(f"a partition must be {forms}, not {kind!r}")):
+def test_a_wrong_kind_is_refused_in_one_sentence(kind: str) -> None:
+    with pytest.raises(SafaError, match=re.escape(WRONG_KINDS[kind])):
         check_partition(kind)
 
 
@@ -330,7 +353,7 @@ number = 3
 def needs(size): return problem
 def wrong(): return "a problem"
 def breaks(): return 1 / 0
-def refuses(): return Problem(model=make, loss=make, accuracy=make, train=(torch.zeros(3), torch.zeros(2)),
+def refuses(): return Problem(model=make, loss=make, train=(torch.zeros(3), torch.zeros(2)),
                               test=(torch.zeros(0), torch.zeros(0)))
 """
 

@@ -6,6 +6,11 @@ order that makes no sense. What comes from a client is never an exception: a pro
 `safa.protocol.records.Refusal`), because a server must outlive its clients.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["MisuseError", "SafaError", "did_you_mean"]
+
 
 class SafaError(ValueError):
     """Something the user gave cannot be used; the message says what, what was given and what is allowed."""
@@ -13,3 +18,9 @@ class SafaError(ValueError):
 
 class MisuseError(RuntimeError):
     """A protocol was driven out of order by the code around it."""
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """What to say behind a name that there is not, if one that there is looks like it; nothing otherwise."""
+    close = get_close_matches(str(given), list(known), n=1, cutoff=0.75)
+    return f" (did you mean {close[0]}?)" if close else ""

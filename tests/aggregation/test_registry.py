@@ -74,7 +74,9 @@ def test_every_name_is_that_of_its_class() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SafaError, match=r"there is no aggregator 'meen'; there are mean, population, cache, "):
+    with pytest.raises(
+        SafaError, match=r"there is no aggregator 'meen' \(did you mean mean\?\); there are mean, population, cache, "
+    ):
         registry.find("meen")
     with pytest.raises(SafaError, match=r"there is no server optimiser 'sgd'; there are momentum, adagrad, adam, yogi"):
         registry.find_optimiser("sgd")

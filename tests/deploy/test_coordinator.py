@@ -18,6 +18,7 @@ from safa.deploy.exchange.screening import RejectReason
 from safa.errors import SafaError
 from safa.experiments.replay import replay
 from safa.protocol.records import EndedBy, Refusal, Verdict
+from safa.runs import load_run
 from tests.deploy.harness import PROTOCOLS, Harness, apart, fed_again, prepare
 
 
@@ -337,3 +338,49 @@ def test_a_missing_model_is_sent_once_only(tmp_path: Path) -> None:
     harness.peers[0].forge = lambda request, answer: ModelMissing(attempt=request.attempt)
     harness.run()
     assert len(harness.peers[0].requests) <= 3 * 2
+
+
+def target_of(folder: Path, number: int) -> str:
+    """A target of the loss that is first met in that round and the one behind it."""
+    losses = [record.loss or 0.0 for record in Harness(folder, {"rounds": 8}).run().records()]
+    bound = sorted(losses[: number - 1])[0] * 0.5 + max(losses[number - 1 : number + 1]) * 0.5
+    assert [loss <= bound for loss in losses[: number + 1]] == [False] * (number - 1) + [True, True]
+    return f"loss={bound},held=2"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_deployment_ends_when_its_target_was_held(
+    tmp_path: Path, log: pytest.LogCaptureFixture, is_killed: bool
+) -> None:
+    until = target_of(tmp_path / "before", 4)
+    log.clear()
+    harness = Harness(tmp_path / "until", {"rounds": 8, "until": until})
+    if is_killed:
+        harness.run(until=harness.in_round(5))
+        harness.kill_server()
+    run = harness.run()
+    assert run.summary is not None
+    assert len(list(run.records())) == 5
+    assert run.summary["rounds_to_target"] == 4
+    assert "run finished after 5 rounds" in log.text
+    assert apart(fed_again(run), run.model()) <= 1e-6
+    assert apart(replay(run), run.model()) <= 1e-6
+
+
+def test_a_server_that_was_killed_when_its_target_was_held_only_has_to_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    harness = Harness(tmp_path / "until", {"rounds": 8, "until": target_of(tmp_path / "before", 4)})
+    monkeypatch.setattr(harness.coordinator, "_finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        harness.run()
+    harness.coordinator.stop()
+    assert not (tmp_path / "until" / "run" / "summary.json").exists()
+    again = Coordinator(tmp_path / "until" / "run", now=harness.now)
+    assert again.finished
+    summary = load_run(tmp_path / "until" / "run").summary
+    assert summary is not None
+    assert summary["rounds_to_target"] == 4

@@ -25,8 +25,8 @@ __all__ = ["check", "write", "write_kind"]
 FOLDER = Path(__file__).parent
 EXACT, NEAR = 1e-7, 1e-4
 """How far a number of a model may be from the frozen one: on the same kind of machine, and on others."""
-SCORES = {"loss": 1e-3, "accuracy": 0.01}
-"""How far a score may be from the frozen one on another kind of machine: some samples may change sides."""
+LOSS, METRIC = 1e-3, 0.01
+"""How far a loss and a metric may be from the frozen ones on another kind of machine: some samples may change sides."""
 _KIND = FOLDER / "kind.json"
 
 
@@ -77,9 +77,16 @@ def _with_near_scores(frozen: bytes, made: bytes) -> bytes:
     lines = frozen.splitlines()
     for number, (before, after) in enumerate(zip(lines, made.splitlines(), strict=False)):
         record, other = json.loads(before), json.loads(after)
-        near = {key: other[key] for key in SCORES if _is_near(record[key], other.get(key), SCORES[key])}
-        lines[number] = json.dumps(record | near, separators=(",", ":")).encode()
+        lines[number] = json.dumps(record | _near_scores(record, other), separators=(",", ":")).encode()
     return b"".join(line + b"\n" for line in lines)
+
+
+def _near_scores(frozen: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The frozen scores of a round, with those of another in their place that are near."""
+    before, after = frozen["metrics"], made.get("metrics", {})
+    metrics = {k: after[k] if _is_near(v, after.get(k), METRIC) else v for k, v in before.items()}
+    is_near = _is_near(frozen["loss"], made.get("loss"), LOSS)
+    return {"loss": made["loss"] if is_near else frozen["loss"], "metrics": metrics}
 
 
 def _is_near(one: float | None, other: float | None, tolerance: float) -> bool:

@@ -30,7 +30,7 @@ def test_a_record_survives_json() -> None:
 def test_what_only_the_driver_of_a_server_knows_may_be_missing() -> None:
     record = records()[1]
     values = json.loads(record.to_json())
-    known = {"bytes_up", "bytes_down", "work_done", "work_lost", "distribution_s", "diverged", "loss", "accuracy"}
+    known = {"bytes_up", "bytes_down", "work_done", "work_lost", "distribution_s", "diverged", "loss", "metrics"}
     again = RoundRecord.from_json(json.dumps({name: value for name, value in values.items() if name not in known}))
     assert (again.bytes_up, again.work_done, again.diverged, again.loss) == (0.0, 0.0, 0, None)
     assert again.client.tolist() == record.client.tolist()
@@ -143,8 +143,10 @@ def damaged(lines: list[str], number: int, **fields: Any) -> list[str]:
         (2, {"uploads": 10**30}, "uploads must be at least 0 and finite"),
         (2, {"closed_s": float("inf")}, "closed_s must be at least 0 and finite"),
         (2, {"closed_s": 0.0}, "closed_s must not be before opened_s"),
-        (2, {"loss": 1.0}, "loss and accuracy must both be numbers, or both null"),
-        (2, {"loss": "low", "accuracy": 1}, 'loss must be a number or null, not "low"'),
+        (2, {"metrics": {"auc": 1.0}}, "metrics must be empty where loss is null"),
+        (2, {"loss": "low"}, 'loss must be a number or null, not "low"'),
+        (2, {"loss": 1.0, "metrics": {"auc": None}}, 'metrics must be numbers by name, not {"auc": null}'),
+        (2, {"loss": 1.0, "metrics": 0.5}, "metrics must be numbers by name, not 0.5"),
         (2, {"quota": ...}, "there is no quota"),
         (2, {"colour": 3}, 'there is a field "colour", which no record has'),
         (2, {"joined": [5, 5], "joined_size": [1, 1], "clients": 7}, "joined names a client twice"),

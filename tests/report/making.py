@@ -48,6 +48,7 @@ def record(number: int, arrivals: Sequence[Arrival] = (), **given: Any) -> Round
         "arrival_s": np.array(at_s, dtype=np.float64),
         "weight": np.zeros(len(arrivals)),
         "into": np.where(np.array(verdict, dtype=np.int8) == Verdict.PICKED, number, -1).astype(np.int64),
+        "work": np.ones(len(arrivals)),
         "crashed": ids(),
         "joined": ids(),
         "joined_size": np.empty(0),
@@ -65,5 +66,5 @@ def simulated(task: str = "digits", **given: Any) -> Run:
 
 def learnt(run: Run) -> Run:
     """The run as if a model had been trained in it."""
-    records = [replace(r, loss=1 / r.round, accuracy=1 - 0.5 / r.round) for r in run.held_records]
+    records = [replace(r, loss=1 / r.round, metrics={"accuracy": 1 - 0.5 / r.round}) for r in run.held_records]
     return replace(run, held_records=records, settings=replace(run.settings, train=True))

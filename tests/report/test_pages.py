@@ -280,3 +280,14 @@ def test_values_have_units() -> None:
     assert value_of("sync_ratio", 0.3) == "0.3"
     assert time_unit(2745) == (60.0, "minutes")
     assert time_unit(20) == (1.0, "seconds")
+
+
+def test_a_run_in_memory_is_written_where_it_is_told(tmp_path: Path) -> None:
+    run = simulate("boston", rounds=2, train=False)
+    path = write_report(run, tmp_path / "page.html")
+    assert path == tmp_path / "page.html"
+    simulate("boston", rounds=2, train=False, out=tmp_path / "run")
+    assert write_report(load_run(tmp_path / "run")) == tmp_path / "run" / "report.html"
+    assert write_report(str(tmp_path / "run")).read_bytes() == path.read_bytes()
+    with pytest.raises(SafaError, match=r"held in memory has no folder; say where to write its page, path=FILE\.html"):
+        write_report(run)

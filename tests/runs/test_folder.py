@@ -242,12 +242,12 @@ def test_a_config_says_who_wrote_it_and_is_read_with_and_without(tmp_path: Path)
     RunWriter.begin(tmp_path / "run", SETTINGS).close()
     config = tmp_path / "run" / "config.toml"
     first, rest = config.read_text().split("\n", 1)
-    assert first == 'format = "safa run 1"'
+    assert first == 'format = "safa run 2"'
     assert load_run(tmp_path / "run").settings == SETTINGS
     config.write_text(rest)
     assert load_run(tmp_path / "run").settings == SETTINGS
-    config.write_text('format = "safa run 2"\n' + rest)
-    with pytest.raises(SafaError, match="of a format that this version cannot read: 'safa run 2'"):
+    config.write_text('format = "safa run 1"\n' + rest)
+    with pytest.raises(SafaError, match="of a format that this version cannot read: 'safa run 1'"):
         load_run(tmp_path / "run")
 
 

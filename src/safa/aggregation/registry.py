@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from safa.aggregation.aggregator import Aggregator
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 from safa.protocol.records import Rule
 
 __all__ = [
@@ -95,7 +95,8 @@ def find(name: str) -> type[Aggregator]:
         return _load(_AGGREGATORS[name][0])
     foreign = _foreign()
     if name not in foreign:
-        raise SafaError(f"there is no aggregator {name!r}; there are {', '.join([*_AGGREGATORS, *foreign])}")
+        known = [*_AGGREGATORS, *foreign]
+        raise SafaError(f"there is no aggregator {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return _loaded(foreign[name])
 
 
@@ -104,7 +105,8 @@ def find_optimiser(name: str) -> type[Aggregator]:
     if name.startswith(_OF_THIS_PACKAGE) and ":" in name:
         return _load(name)
     if name not in _OPTIMISERS:
-        raise SafaError(f"there is no server optimiser {name!r}; there are {', '.join(_OPTIMISERS)}")
+        close = did_you_mean(name, _OPTIMISERS)
+        raise SafaError(f"there is no server optimiser {name!r}{close}; there are {', '.join(_OPTIMISERS)}")
     return _load(_OPTIMISERS[name][0])
 
 
@@ -190,7 +192,8 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
     known = parameters(cls)
     for key in given:
         if key not in known:
-            raise SafaError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
+            close = did_you_mean(key, known)
+            raise SafaError(f"{name} has no setting {key!r}{close}; it has {', '.join(known) or 'none'}")
     for key, parameter in known.items():
         if key not in given and parameter.default is inspect.Parameter.empty:
             how = f"give it with --set aggregator.{key}=VALUE"

@@ -2,7 +2,7 @@
 
 from safa.analysis.client_map import ClientMap, State
 from safa.analysis.metrics import METRICS, Metrics, all_metrics, client_metrics, jain_index, measure, score_metrics
-from safa.analysis.targets import TARGET_METRICS, Reached, Target, higher_is_better, reached
+from safa.analysis.targets import TARGET_METRICS, Reached, Target, higher_is_better, reached, target_words
 
 __all__ = [
     "METRICS",
@@ -19,4 +19,5 @@ __all__ = [
     "measure",
     "reached",
     "score_metrics",
+    "target_words",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ class Metrics:
 
     def __init__(self, directions: Mapping[str, str] | None = None, target: Target | None = None) -> None:
         """`directions` says of the problem's metrics whether higher or lower is better (see `Settings.metrics`)."""
-        self._directions = dict(directions or {})
+        self.directions = dict(directions or {})
+        """The problem's metrics, the main one first: "higher" or "lower", whichever is better."""
         self.reached = Reached(target) if target is not None else None
         """How far the run is from its target, if it has one."""
         self._rounds = 0
@@ -129,6 +131,11 @@ class Metrics:
             self._kept = np.concatenate([self._kept, np.zeros(missing, dtype=np.bool_)])
 
     @property
+    def target_held(self) -> bool:
+        """Whether the target has been reached and held."""
+        return self.reached is not None and self.reached.held
+
+    @property
     def merged(self) -> NDArray[np.int64]:
         """How many updates of each client reached the global model."""
         return self._merged.copy()
@@ -155,11 +162,15 @@ class Metrics:
 
     def _score_values(self) -> dict[str, float | None]:
         """The best and the last of the loss and of each metric."""
-        names = (*self._directions, "loss")
+        names = (*self.directions, "loss")
         found = {name: [score[name] for score in self.scores if name in score] for name in names}
-        best = {name: max if higher_is_better(name, self._directions) else min for name in names}
-        values = {f"best_{name}": best[name](scores, default=None) for name, scores in found.items()}
+        values = {f"best_{name}": self._best(name, scores) for name, scores in found.items()}
         return values | {f"last_{name}": scores[-1] if scores else None for name, scores in found.items()}
+
+    def _best(self, name: str, scores: Sequence[float]) -> float | None:
+        """The best of these; NaN only where there is nothing else."""
+        best = max if higher_is_better(name, self.directions) else min
+        return best([score for score in scores if not math.isnan(score)] or scores, default=None)
 
 
 def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 from safa.protocol.records import RoundRecord
 
-__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached"]
+__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached", "target_words"]
 
 TARGET_METRICS: dict[str, str] = {
     "time_to_target_s": "when the target was reached that was then held",
@@ -42,7 +42,9 @@ class Target:
         if not found or not math.isfinite(value) or held < 1:
             raise SafaError(f"a target must be METRIC=VALUE or METRIC=VALUE,held=ROUNDS, not {text!r}")
         if found[1] != "loss" and found[1] not in directions:
-            raise SafaError(f"there is no metric {found[1]!r} to reach; there is {', '.join(['loss', *directions])}")
+            known = ["loss", *directions]
+            close = did_you_mean(found[1], known)
+            raise SafaError(f"there is no metric {found[1]!r} to reach{close}; there is {', '.join(known)}")
         return cls(found[1], value, held, higher_is_better(found[1], directions))
 
     def __str__(self) -> str:
@@ -50,7 +52,11 @@ class Target:
 
     def is_met(self, record: RoundRecord) -> bool:
         """Whether the model of a round that was evaluated is at the target."""
-        value = record.loss if self.metric == "loss" else record.metrics.get(self.metric)
+        return record.loss is not None and self.is_met_by({"loss": record.loss, **record.metrics})
+
+    def is_met_by(self, scores: Mapping[str, float]) -> bool:
+        """Whether loss and metrics, by name, are at the target."""
+        value = scores.get(self.metric)
         return value is not None and (value >= self.value if self.higher else value <= self.value)
 
 
@@ -93,6 +99,16 @@ class Reached:
         """Under the names in `TARGET_METRICS`."""
         found = self._since if self.held and self._since else (None, None, None)
         return dict(zip(TARGET_METRICS, found, strict=True))
+
+
+def target_words(target: Target | None, values: Mapping[str, Any]) -> str:
+    """Whether and when a run reached its target, from its metrics, in a sentence; nothing where it has none."""
+    if target is None:
+        return ""
+    number, at_s = values["rounds_to_target"], values["time_to_target_s"]
+    if number is None:
+        return f"The target {target} was not reached."
+    return f"The target {target} was reached in round {number}, after {at_s:,.0f} s."
 
 
 def reached(records: Iterable[RoundRecord], target: Target) -> dict[str, Any]:

@@ -15,19 +15,46 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import safa
-from safa.cli import aggregators, bias, deploy, protocols, replay, report, reproduce, run, sweep, tasks
-from safa.errors import SafaError
+from safa.cli import (
+    aggregators,
+    best,
+    bias,
+    deploy,
+    partitions,
+    protocols,
+    replay,
+    report,
+    reproduce,
+    run,
+    sweep,
+    tasks,
+)
+from safa.errors import SafaError, did_you_mean
 
 __all__ = ["entry", "main"]
 
-_COMMANDS = (run, sweep, report, replay, reproduce, bias, deploy, protocols, aggregators, tasks)
+_COMMANDS = (run, sweep, best, report, replay, reproduce, bias, deploy, protocols, aggregators, partitions, tasks)
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141
 _STOP_LIMIT_S = 8.0
 """How long a program that was stopped may take to end in the ordinary way."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser whose errors are one sentence, and say what was probably meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take in what is known; here, everything must be."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            close = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        known = list(map(str, action.choices or ()))
+        if known and value not in known:
+            what = str(action.metavar or action.dest).lower()
+            raise SafaError(f"there is no {what} {value!r}{did_you_mean(value, known)}; there are {', '.join(known)}")
 
     def error(self, message: str) -> NoReturn:
         raise SafaError(f"{message} (see {self.prog} --help)")
@@ -36,7 +63,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="safa", description=safa.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"safa {safa.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    parser.set_defaults(command=lambda _: parser.print_help())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for command in _COMMANDS:
         command.add(commands)
     return parser

@@ -8,10 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from safa.errors import SafaError
-from safa.fleet import make_fleet
-from safa.runs import load_run
-
 __all__ = ["add", "run"]
 
 
@@ -46,14 +42,4 @@ def _reproduction_page(folder: Path) -> Path:
 def _page(folder: Path) -> Path:
     from safa.report import write_report
 
-    return write_report(folder, speeds=_speeds(folder))
-
-
-def _speeds(folder: Path) -> Any:
-    """The speeds of the clients, if the run was simulated and its fleet can be made again."""
-    try:
-        run = load_run(folder)
-        simulated = run.roster() is None and run.clients_at_start() == run.settings.clients
-        return make_fleet(run.settings).speeds if simulated else None
-    except SafaError:
-        return None
+    return write_report(folder)

@@ -50,9 +50,12 @@ def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     experiment, writer = _resumed(arguments) if arguments.resume else _new(arguments)
     settings = experiment.settings
-    if experiment.caution and not arguments.quiet:
-        print(f"safa: {experiment.caution}", file=sys.stderr)
+    for words in (experiment.learning_rate_words, experiment.caution):
+        if words and not arguments.quiet:
+            print(f"safa: {words}", file=sys.stderr)
     _finish(experiment, writer, quiet=arguments.quiet)
+    if experiment.doubt and not arguments.quiet:
+        print(f"safa: {experiment.doubt}", file=sys.stderr)
     result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}
     if arguments.json:
         print(json.dumps({"settings": plain(settings.values()), "metrics": plain(result)}))

@@ -11,16 +11,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from safa.analysis import all_metrics
+from safa.analysis import all_metrics, target_words
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 
-__all__ = ["print_names", "print_rows", "print_summary", "print_table", "with_progress"]
+__all__ = ["print_names", "print_summary", "print_table", "with_progress"]
 
 _TABLE_WIDTH = 110
 """The least width of a table: a number that is cut off is worse than a line that wraps."""
 _PROGRESS_AFTER_S = 2.0
-_MOST_ROWS = 40
 _T = TypeVar("_T")
 
 
@@ -87,9 +86,9 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     """The most important settings of a run, its metrics, and where it was written."""
     console = Console(highlight=False)
     console.print(
-        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, {settings.rounds} rounds, "
-        f"C = {settings.fraction:g}, crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, "
-        f"{settings.clock} clock, seed {settings.seed}.",
+        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
+        f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, "
+        f"crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, {settings.clock} clock, seed {settings.seed}.",
         soft_wrap=True,
     )
     console.print(_metrics_table(values, settings.metrics))
@@ -117,47 +116,10 @@ def _times(values: dict[str, Any], settings: Settings) -> str:
     hours, wall_s, main = values["virtual_time_s"] / 3600, values["wall_time_s"], next(iter(settings.metrics), "loss")
     last = values.get(f"last_{main}")
     learnt = "" if last is None else f" On the test set the {main} of the last model is {last:.3f}."
-    return f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
+    target = target_words(settings.target, values)
+    said = f"The devices would have taken {hours:,.1f} hours; the simulation took {wall_s:.1f} s.{learnt}"
+    return f"{said} {target}" if target else said
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-_SHOWN = {
-    "round_length_s": "round, s",
-    "virtual_time_s": "total, s",
-    "sync_ratio": "SR",
-    "effective_update_ratio": "EUR",
-    "futility": "futility",
-    "starved": "starved",
-    "fairness": "fairness",
-}
-"""The metrics in the table of a sweep, with their titles."""
-
-
-def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The columns of a sweep's table with their titles: the best of the main metric comes last."""
-    best = dict.fromkeys(name for row in rows for name in row if name.startswith("best_"))
-    found = next(iter(best), "best_loss")
-    return _SHOWN | {found: found.removeprefix("best_")}
-
-
-def print_rows(rows: Sequence[dict[str, Any]], varied: Sequence[str], several_tasks: bool) -> None:
-    """The runs of a sweep as a table: the settings that were varied, and the most important metrics."""
-    names = [*(["task"] if several_tasks else []), *varied]
-    shown = {name: title for name, title in _shown(rows).items() if any(row.get(name) is not None for row in rows)}
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, style="cyan")
-    for title in shown.values():
-        table.add_column(title, justify="right")
-    for row in rows[:_MOST_ROWS]:
-        table.add_row(
-            *(str(row[name]) for name in names),
-            *("" if row.get(name) is None else _number(row[name]) for name in shown),
-        )
-    console = _wide_console()
-    console.print(table)
-    if len(rows) > _MOST_ROWS:
-        console.print(f"... and {len(rows) - _MOST_ROWS} more", highlight=False)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from safa.cli.arguments import add_settings, foreign_settings, given_settings
-from safa.cli.show import print_rows, with_progress
+from safa.cli.show import with_progress
+from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
+from safa.experiments.results import load_sweep
 from safa.experiments.sweep import combinations, run_sweep
-from safa.runs import Settings, new_folder, next_folder
+from safa.runs import Settings, next_folder
+from safa.runs.sweep_folder import KEEPS
 from safa.tasks import TASKS
 
 __all__ = ["add", "run"]
+
+_MOST_SEEDS = 100_000
 
 
 def add(commands: Any) -> None:
@@ -25,12 +31,24 @@ def add(commands: Any) -> None:
         "sweep",
         help="simulate every combination of settings",
         usage="safa sweep TASK[,TASK...] [options]",
-        description="Simulate every combination of settings: any option takes a list, separated by commas.",
+        description="Simulate every combination of settings: any option takes a list, separated by commas, and --seed "
+        "ranges as well (0-9). To resume a sweep that was stopped, give the same command again, with its folder.",
         allow_abbrev=False,
     )
     parser.add_argument("task", metavar="TASK", help=f"one or more of {', '.join(TASKS)}")
     add_settings(parser, lists=True)
-    parser.add_argument("--out", metavar="DIR", help="write DIR/results.csv (default: a new folder in runs/)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write the sweep into this folder, or resume it there (default: a new one in runs/)",
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="|".join(KEEPS),
+        default="records",
+        help="what to keep of the runs in DIR/runs besides DIR/results.csv: records (settings, rounds and metrics), "
+        "models (these, too), or nothing (default: records)",
+    )
     parser.add_argument(
         "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
     )
@@ -41,28 +59,42 @@ def run(arguments: argparse.Namespace) -> None:
     """Simulate all combinations, write their table and print it."""
     if arguments.workers < 1:
         raise SafaError(f"workers must be at least 1, not {arguments.workers}")
-    tasks, given = [name.strip() for name in arguments.task.split(",")], _given(arguments)
-    runs = combinations(tasks, given, preset=arguments.preset)
+    tasks = [name.strip() for name in arguments.task.split(",")]
+    runs = combinations(tasks, _given(arguments), preset=arguments.preset)
     folder = Path(arguments.out) if arguments.out else next_folder(f"sweep-{'-'.join(tasks)}")
-    table = new_folder(folder, force=arguments.force) / "results.csv"
-    rows = _rows(arguments, runs, table)
+    _finish(arguments, runs, folder)
     if not arguments.quiet:
-        print_rows(rows, [name for name, values in given.items() if len(values) > 1], len(tasks) > 1)
-        Console(stderr=True).print(f"{len(rows)} runs in {table}", highlight=False, soft_wrap=True)
+        sweep = load_sweep(folder)
+        print_settings(sweep.settings())
+        Console(stderr=True).print(f"{len(runs)} runs in {sweep.place.table}", highlight=False, soft_wrap=True)
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     """The settings that were given, each as a list of values."""
+    if hasattr(arguments, "seed"):
+        arguments.seed = [seed for part in arguments.seed for seed in _seeds(part.strip())]
     options = foreign_settings(arguments)
     return given_settings(arguments) | ({"protocol_options": [options]} if options else {})
 
 
-def _rows(arguments: argparse.Namespace, runs: list[Settings], table: Path) -> list[dict[str, Any]]:
-    """The rows of all runs, in order; Ctrl-C says how many are finished."""
-    rows: list[dict[str, Any]] = []
+def _seeds(text: str) -> list[str]:
+    """The seeds of a range, or the one seed."""
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
+    if not found:
+        return [text]
+    first, last = int(found[1]), int(found[2])
+    if not first <= last < first + _MOST_SEEDS:
+        raise SafaError(f"a range of seeds must be FIRST-LAST, with {_MOST_SEEDS:,} seeds at most, not {text!r}")
+    return [str(seed) for seed in range(first, last + 1)]
+
+
+def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path) -> None:
+    """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
+    finished = 0
     try:
-        results = run_sweep(runs, table, workers=min(arguments.workers, len(runs)))
-        rows.extend(with_progress(results, len(runs), "runs", quiet=arguments.quiet))
+        rows = run_sweep(runs, folder, workers=arguments.workers, keep=arguments.keep, force=arguments.force)
+        for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
+            finished += 1
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{len(rows)} of {len(runs)} runs are finished and can be read in {table}") from None
-    return rows
+        kept = f"at least {finished} of {len(runs)} runs are finished and kept in {folder}"
+        raise KeyboardInterrupt(f"{kept}; resume with the same command and --out {folder}") from None

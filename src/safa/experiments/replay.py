@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safa.errors import SafaError
-from safa.fleet import make_fleet
+from safa.experiments.simulate import fleet_of
 from safa.protocol import build
 from safa.runs import Run
 from safa.runs.schedule import check_given
@@ -34,7 +34,7 @@ _NEVER = sys.maxsize  # a number of rounds that no run has
 
 def replay(
     run: Run,
-    problem: str | Problem | None = None,
+    problem: str | Problem | Callable[[], Problem] | None = None,
     shards: Sequence[NDArray[np.int64]] | None = None,
     *,
     schedule: str | Callable[[int], float] | None = None,
@@ -42,9 +42,9 @@ def replay(
 ) -> dict[str, Tensor]:
     """The last global model of a run, trained anew from its records, as a module's state.
 
-    `problem` is needed where the task of the run is not built in: the problem itself, or its name as
-    `package.module:attribute`. So is `schedule` where that of the run is a function. No module is imported because the
-    run's settings name it.
+    `problem` is needed where the task of the run is not built in: the problem itself, a function that makes it, or its
+    name as `package.module:attribute`. So is `schedule` where that of the run is a function. No module is imported
+    because the run's settings name it.
 
     `shards` says by client number which training samples a client holds, where that is not what the run's settings
     say. In a deployment, clients are numbered in the order in which they enrolled; its roster says which part of the
@@ -53,21 +53,21 @@ def replay(
     first, ever = _clients(run)
     settings = replace(run.settings, eval_every=_NEVER)
     check_given(settings.schedule, schedule)
-    problem = problem_of(settings.task, problem, how=how)
-    _check_model(run, problem)
+    chosen = problem_of(settings.task, problem, how=how)
+    _check_model(run, chosen)
     if shards is None and run.roster() is None and first != settings.clients:
         raise SafaError(f"the rounds of this run began with {first} clients, but its settings say {settings.clients}")
     from safa.server.setup import Learning
     from safa.training.setup import make_shards
 
-    sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
-    given = _rostered(run, make_shards(settings, problem, sizes)) if shards is None else shards
+    sizes = np.asarray(fleet_of(settings, chosen).sizes, dtype=np.float64)
+    given = _rostered(run, make_shards(settings, chosen, sizes)) if shards is None else shards
     if ever > len(given):
         raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")
     if first != len(sizes):
         sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
     protocol = build(settings.protocol, sizes, settings.values(), settings.protocol_options)
-    learning = Learning(settings, problem, protocol, shards=given)
+    learning = Learning(settings, chosen, protocol, shards=given)
     server = Server(protocol, seed=settings.seed, rounds=settings.rounds, learner=learning.learner)
     for record in run.records():
         try:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
-from safa.analysis import Metrics
 from safa.errors import SafaError
+from safa.experiments.callbacks import NO_CALLBACKS, Callback, Callbacks
 from safa.fleet import Fleet, check_sizes, make_fleet
 from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
+from safa.runs.options import SettingsOptions
 from safa.runs.schedule import check_given
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
-from safa.tasks import UNNAMED, load_problem, problem_of, task_of
+from safa.tasks import TASKS, given_task, load_problem, problem_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "resume", "resume_run", "run_to_end", "simulate"]
+__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate", "with_learning_rate"]
 
 _DEPLOYED = "deploy.toml"
 
@@ -40,22 +45,27 @@ class Experiment:
     def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
         """Everything that can be wrong is found here, before the first round."""
         self.settings = settings = _with_threads(settings)
-        """Those that were given, with the number of threads that is used."""
-        self._fleet = make_fleet(settings)
+        """Those that were given, with the number of threads and the learning rate that are used."""
+        self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
         self._notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
+        self.learning_rate_words = ""
+        """How the learning rate was found, where it was asked to be."""
         if settings.train:
             problem = problem or load_problem(settings.task)
-            self.settings = settings = replace(settings, metrics=problem.directions)
-            self._learning, self._notes = _learning(settings, problem, self._fleet, protocol), _about(problem)
+            settings = replace(settings, metrics=problem.directions)
+            self.settings, self.learning_rate_words = with_learning_rate(settings, problem)
+            settings, shards = self.settings, _shards(settings, problem, self._fleet)
+            self._learning, self._notes = _learning(settings, problem, protocol, shards), _about(problem)
         self.server = Server(
             protocol,
             seed=settings.seed,
             rounds=settings.rounds,
             learner=self._learning.learner if self._learning else None,
             checkpoint_every=settings.checkpoint_every,
-            metrics=Metrics(settings.metrics, settings.target),
+            directions=settings.metrics,
+            target=settings.target,
             notes=lambda: self._notes,
             repeats=True,
         )
@@ -66,20 +76,32 @@ class Experiment:
         """What somebody who uses these settings has to know; empty as a rule."""
         return self._learning.aggregator.caution if self._learning else ""
 
+    @property
+    def doubt(self) -> str:
+        """What speaks against the learning rate of a problem that is not built in: a loss that did not fall."""
+        losses = [score["loss"] for score in self.server.metrics.scores]
+        alone = len(losses) == 1 and math.isfinite(losses[0])
+        if self.settings.task in TASKS or not losses or alone or losses[-1] < losses[0]:
+            return ""
+        return (
+            f"the loss on the test set did not fall: it was {losses[0]:.4g} when it was first evaluated and is "
+            f"{losses[-1]:.4g} now; the learning rate, {self.settings.lr}, may be wrong, and lr = auto finds one"
+        )
+
     def resume(self, run: Run, checkpoint: Checkpoint) -> None:
         """Resume after the rounds of a checkpoint."""
         self.server.resume(run, checkpoint)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds that are left to do; those before are simulated again, which takes no time to speak of."""
-        if not self.is_over:
-            yield from (record for record in self._records if record.round > self.server.finished)
+        while not self.is_over and (record := next(self._records, None)) is not None:
+            if record.round > self.server.finished:
+                yield record
 
     @property
     def is_over(self) -> bool:
         """Whether the target of the run has been held."""
-        reached = self.server.metrics.reached
-        return reached is not None and reached.held
+        return self.server.metrics.target_held
 
     def model(self) -> dict[str, Tensor] | None:
         """The latest global model, as a module's state."""
@@ -91,23 +113,61 @@ class Experiment:
         return self.server.metrics.values() | extra
 
 
-def _learning(settings: Settings, problem: Problem, fleet: Fleet, protocol: Protocol) -> Learning:
-    """What the server of a simulation learns with: clients that hold their shards of the data."""
-    from safa.server.setup import Learning
+def fleet_of(settings: Settings, problem: Problem | None = None) -> Fleet:
+    """The fleet of a run. Data are read only where the partition decides how much clients hold."""
+    if not settings.decides_sizes:
+        return make_fleet(settings)
+    from safa.training.setup import own_sizes
+
+    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task)))
+
+
+Shards = Sequence[NDArray[np.int64]]
+
+
+def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
+    """Which training samples each client holds."""
     from safa.training.setup import make_shards
 
     check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
-    shards = make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
+    return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
+
+
+def with_learning_rate(settings: Settings, problem: Problem | None = None) -> tuple[Settings, str]:
+    """Settings with a learning rate that is a number, and how it was found, where a range test had to find it."""
+    if settings.lr != "auto" or not settings.train:
+        return settings, ""
+    from safa.training.range_test import find_learning_rate
+
+    problem = problem or load_problem(settings.task)
+    found = find_learning_rate(settings, problem, _shards(settings, problem, fleet_of(settings, problem)))
+    return replace(settings, lr=found.lr), found.words
+
+
+def _learning(settings: Settings, problem: Problem, protocol: Protocol, shards: Shards) -> Learning:
+    """What the server of a simulation learns with: clients that hold their shards of the data."""
+    from safa.server.setup import Learning
+
     return Learning(settings, problem, protocol, shards=shards)
 
 
-def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[RoundRecord]:
-    """Run an experiment to its end, a record a round, and write its folder as it goes."""
+def run_to_end(
+    experiment: Experiment,
+    writer: RunWriter | None,
+    callbacks: Callbacks = NO_CALLBACKS,
+    last: RoundRecord | None = None,
+) -> Iterator[RoundRecord]:
+    """Run an experiment to its end, a record a round, and write its folder as it goes.
+
+    `last` is the round after which it is resumed: the callbacks see it once more.
+    """
     experiment.server.writer = writer
     try:
-        for record in experiment.rounds():
+        stopped = last is not None and callbacks.on_round(last, experiment.server)
+        for record in () if stopped else experiment.rounds():
+            stopped = callbacks.on_round(record, experiment.server)
             yield record
-            if experiment.is_over:
+            if stopped or experiment.is_over:
                 break
     except BaseException:
         if writer is not None:
@@ -119,7 +179,7 @@ def run_to_end(experiment: Experiment, writer: RunWriter | None) -> Iterator[Rou
 
 def resume_run(
     folder: str | Path,
-    problem: str | Problem | None = None,
+    problem: str | Problem | Callable[[], Problem] | None = None,
     *,
     schedule: str | Callable[[int], float] | None = None,
     tell: Callable[[str], object] = warnings.warn,
@@ -137,10 +197,11 @@ def resume_run(
             f"the run in {folder} is a deployment; resume it with safa deploy server (or local) --resume {folder}"
         )
     found = find_checkpoint(run)
+    needed = run.settings.train or run.settings.decides_sizes
+    chosen = problem_of(run.settings.task, problem, how=how) if needed else None
     if run.has_rounds() and not found.rounds:
-        _check_first_round(run)
+        _check_first_round(run, chosen)
     check_given(run.settings.schedule, schedule)
-    chosen = problem_of(run.settings.task, problem, how=how) if run.settings.train else None
     if chosen and found.rounds:
         _check_problem(chosen, found.notes)
     experiment = Experiment(run.settings, chosen)
@@ -152,26 +213,28 @@ def resume_run(
     return experiment, writer
 
 
-def _check_first_round(run: Run) -> None:
+def _check_first_round(run: Run, problem: Problem | None) -> None:
     """Complain about rounds that would be lost if the run was begun again, because its settings give others."""
     there = next(run.records(), None)
     if there is None:
         return
     if run.clients_at_start() == run.settings.clients:
-        again = next(run_rounds(run.settings))
+        again = next(run_rounds(run.settings, fleet_of(run.settings, problem)))
         if replace(there, loss=None, metrics={}, diverged=0).to_json() == again.to_json():
             return
     raise SafaError(f"the rounds in {run.folder} were not made with the settings there; begin a new run instead")
 
 
 def _about(problem: Problem) -> dict[str, str]:
-    """What a problem's data and model look like: sizes, types and names, not the numbers."""
+    """What a problem's data and model look like: sizes, types and names, not the numbers, and who holds what."""
     data = {
         name: [f"{list(tensor.shape)} of {tensor.dtype}" for tensor in part]
         for name, part in (("train", problem.train), ("test", problem.test))
     }
     model = {name: list(tensor.shape) for name, tensor in problem.start_model(0).state_dict().items()}
-    return {"data": json.dumps(data), "model": json.dumps(model)}
+    held = [] if problem.shards is None else [np.array([len(shard), *shard]) for shard in problem.shards]
+    owners = {"shards": str(zlib.crc32(np.concatenate(held).tobytes()))} if held else {}
+    return {"data": json.dumps(data), "model": json.dumps(model), **owners}
 
 
 def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
@@ -179,55 +242,76 @@ def _check_problem(problem: Problem, notes: Mapping[str, str]) -> None:
     for name, value in _about(problem).items():
         there = notes.get(name, "")
         if value != there:
-            what = f"its {name} are {value}, not {there}" if name == "data" else "its model has other parameters"
+            words = {"model": "its model has other parameters", "shards": "its clients hold other samples"}
+            what = words.get(name, f"its {name} are {value}, not {there}")
             raise SafaError(f"this is not the problem that the run was begun with: {what}")
 
 
 def resume(
     folder: str | Path,
-    problem: str | Problem | None = None,
+    problem: str | Problem | Callable[[], Problem] | None = None,
     *,
     schedule: str | Callable[[int], float] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
-    built in: the problem itself, or its name as `package.module:attribute`. `schedule` is needed where the schedule of
-    the run is a function: that function, or the schedule as text.
+    built in: the problem itself, a function that makes it, or its name as `package.module:attribute`. `schedule` is
+    needed where the schedule of the run is a function: that function, or the schedule as text. `callbacks` are as for
+    `simulate`.
     """
+    told = Callbacks(callbacks, load_run(folder).settings)
     experiment, writer = resume_run(folder, problem, schedule=schedule)
-    for _ in run_to_end(experiment, writer):
+    for _ in run_to_end(experiment, writer, told, _last_round(folder, experiment) if callbacks else None):
         pass
-    return load_run(folder)
+    return _ended(experiment, load_run(folder), told)
+
+
+def _last_round(folder: str | Path, experiment: Experiment) -> RoundRecord | None:
+    """The round after which a run is resumed; None where it begins again."""
+    finished = experiment.server.finished
+    return next(islice(load_run(folder).records(), finished - 1, None)) if finished else None
+
+
+def _ended(experiment: Experiment, run: Run, callbacks: Callbacks) -> Run:
+    """A run that is finished, after everybody was told."""
+    if experiment.doubt:
+        warnings.warn(experiment.doubt, stacklevel=3)
+    callbacks.on_end(run)
+    return run
 
 
 def simulate(
-    task: str | Problem,
+    task: str | Problem | Callable[[], Problem],
     *,
     out: str | Path | None = None,
     force: bool = False,
     preset: str | Path | None = None,
-    **settings: Any,
+    callbacks: Sequence[Callback] = (),
+    **settings: Unpack[SettingsOptions],
 ) -> Run:
-    """Run a protocol on a task, or on a problem of your own, and return the run.
+    """Run a protocol on a task, on a problem of your own, or on one that a function of yours makes; return the run.
 
     Settings are those of the command line, by name: `simulate("boston", protocol="fedavg", fraction=0.3, seed=1)`. With
-    `out` the run is written to that folder, too.
+    `out` the run is written to that folder, too. `callbacks` are called after every round and at the end; see
+    `safa.experiments.callbacks`.
     """
-    problem = None if isinstance(task, str) else task
-    named = task if isinstance(task, str) else task_of(task, UNNAMED)
+    named = given_task(task)
     chosen = Settings.of(named, preset=preset, **settings)
-    experiment = Experiment(chosen, problem)
+    experiment = Experiment(chosen, None if isinstance(task, str) else named.load())
     chosen = experiment.settings
+    told = Callbacks(callbacks, chosen)
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
-    records = list(run_to_end(experiment, writer))
-    return Run(
+    records = list(run_to_end(experiment, writer, told))
+    run = Run(
         settings=chosen,
         summary=experiment.summary(),
         folder=Path(out) if out is not None else None,
         held_records=records,
         held_model=experiment.model(),
     )
+    return _ended(experiment, run, told)
 
 
 def _with_threads(settings: Settings) -> Settings:

@@ -3,49 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
-import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
-from safa.experiments.simulate import Experiment
+from safa.experiments.results import Sweep, csv_line, load_sweep, parsed_row, read_rows, row_of
+from safa.experiments.simulate import Experiment, fleet_of, run_to_end
 from safa.experiments.workers import pool
-from safa.fleet import check_sizes, make_fleet
+from safa.fleet import check_sizes
 from safa.protocol import build
+from safa.runs import RunWriter
+from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
-from safa.runs.storage import append, writing
+from safa.runs.storage import append, write_atomically, writing
+from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
 from safa.simulation import run_rounds
-from safa.tasks import find_task
+from safa.tasks import UNNAMED, Task, find_task, given_task
 
-__all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep"]
+if TYPE_CHECKING:
+    from safa.tasks.problem import Problem
+
+__all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "sweep"]
+
+_WORLD = ("speeds", "sizes", "links", "trace")
+"""Settings that are a file, or numbers about the clients."""
 
 
 def combinations(
-    tasks: Sequence[str], given: Mapping[str, Sequence[Any]], *, preset: str | Path | None = None
+    tasks: Sequence[str | Task], given: Mapping[str, Sequence[Any]], *, preset: str | Path | None = None
 ) -> list[Settings]:
     """The settings of every run of a sweep, all checked, the last list varying fastest.
 
     What is given must have an effect in one of the runs at least: `lag_tolerance` may be given for safa and fedavg.
     """
-    for name, listed in {"task": tasks, **given}.items():
+    known = [task if isinstance(task, Task) else find_task(task) for task in tasks]
+    for name, listed in {"task": [task.name for task in known], **given}.items():
         _refuse_twice(name, listed)
     made = [
         Settings.combined(task, preset=preset, **dict(zip(given, values, strict=True)))
-        for task in tasks
+        for task in known
         for values in itertools.product(*given.values())
     ]
     refuse_unused(made)
     runs = [settings for settings, _ in made]
+    samples = {task.name: task.samples for task in known}
+    given_problem = next((task.load() for task in known if task.name == UNNAMED), None)
     for settings in _one_per_world(runs):
-        fleet = make_fleet(settings)
+        fleet = fleet_of(settings, given_problem)
         run_rounds(settings, fleet)
         if settings.train:
-            check_sizes(settings, fleet, find_task(settings.task).samples)
+            check_sizes(settings, fleet, samples[settings.task])
             _check_aggregator(settings)
     return runs
 
@@ -70,20 +83,27 @@ def _refuse_twice(name: str, values: Sequence[Any]) -> None:
 
 def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
     """A selection of runs that reads every file and builds every protocol under every clock."""
-    files = ("speeds", "sizes", "links", "trace")
-    names = ("task", "train", "protocol", "clock", "clients", *files, "aggregator", "server_optimiser")
+    names = ("task", "train", "protocol", "clock", "clients", "partition", *_WORLD, "aggregator", "server_optimiser")
     return list({tuple(getattr(run, name) for name in names): run for run in runs}.values())
 
 
-def run_one(settings: Settings) -> dict[str, Any]:
-    """Simulate one run and return its row: settings, metrics and wall time."""
-    start = time.perf_counter()
+def run_one(
+    settings: Settings, problem: Problem | None = None, *, path: Path | None = None, with_model: bool = False
+) -> dict[str, Any]:
+    """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
-        experiment = Experiment(settings)
-        for _ in experiment.rounds():
-            pass
-        summary = experiment.summary()
-    return experiment.settings.values() | summary | {"wall_time_s": time.perf_counter() - start}
+        experiment = Experiment(settings, problem)
+        rounds = run_to_end(experiment, None)  # so that no checkpoints are written
+        if path is None:
+            for _ in rounds:
+                pass
+        else:
+            writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
+            for record in rounds:
+                writer.add(record)
+            writer.close(experiment.summary(), experiment.model() if with_model else None)
+            finish_run(path)
+    return experiment.settings.values() | experiment.summary()
 
 
 @contextlib.contextmanager
@@ -106,32 +126,123 @@ def columns(runs: Sequence[Settings]) -> list[str]:
         more |= score_metrics(run.metrics)
         more |= TARGET_METRICS if run.until else {}
         more |= client_metrics(run.metrics) if run.train and run.eval_clients else {}
-    return [*names, *METRICS, *more, "wall_time_s"]
+    return [*names, *METRICS, *more]
 
 
-def run_sweep(runs: Sequence[Settings], table: Path, *, workers: int = 1) -> Iterator[dict[str, Any]]:
-    """Simulate all runs and append their rows to the table, in the order of `runs`."""
+def run_sweep(
+    runs: Sequence[Settings],
+    folder: Path,
+    *,
+    workers: int = 1,
+    keep: Keep = "records",
+    force: bool = False,
+    problem: Problem | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Simulate all runs, or those that are missing in the folder of this sweep, and give their rows in order.
+
+    The folder can be read at any moment. However often the sweep was stopped, and whatever the number of workers, the
+    table in it ends with the same bytes.
+    """
+    there = SweepFolder.of(folder, runs, keep)
     names = columns(runs)
-    with writing(table):
-        file = table.open("wb", buffering=0)
-        append(file, _csv_line(names))
+    with there.begin(force=force):
+        finished = _finished(there, names)
+        with _table(there.table, names, [line for line, _ in finished]) as file:
+            yield from (row for _, row in finished)
+            for row in _rows(runs, there, workers, len(finished), problem):
+                with writing(there.table):
+                    append(file, csv_line([row.get(name) for name in names]))
+                yield row
+
+
+def _finished(folder: SweepFolder, names: Sequence[str]) -> list[tuple[bytes, dict[str, Any]]]:
+    """The first runs of the plan, as many as are finished: their lines in the table, and their rows."""
+    if folder.keep == "nothing":
+        return [(csv_line(cells), parsed_row(names, cells)) for cells in read_rows(folder.table, names)]
+    rows = (row_of(folder.run(number)) for number in itertools.takewhile(folder.is_finished, range(len(folder.varied))))
+    return [(csv_line([row.get(name) for name in names]), row) for row in rows]
+
+
+@contextlib.contextmanager
+def _table(path: Path, names: Sequence[str], lines: Sequence[bytes]) -> Iterator[BinaryIO]:
+    """The table with its first lines, to be continued."""
+    begun = b"".join((csv_line(names), *lines))
+    with writing(path):
+        if not path.exists() or path.read_bytes() != begun:
+            write_atomically(path, begun)
+        file = path.open("ab", buffering=0)
     with file:
-        for row in _rows(runs, workers):
-            with writing(table):
-                append(file, _csv_line([row.get(name) for name in names]))
-            yield row
+        yield file
 
 
-def _rows(runs: Sequence[Settings], workers: int) -> Iterator[dict[str, Any]]:
-    if workers == 1:
-        yield from map(run_one, runs)
+def _rows(
+    runs: Sequence[Settings], folder: SweepFolder, workers: int, skipped: int, problem: Problem | None
+) -> Iterator[dict[str, Any]]:
+    """The rows of all runs but those that are skipped, in order; what is finished and kept is read."""
+    numbers = range(skipped, len(runs))
+    missing = [number for number in numbers if not folder.is_finished(number)]
+    left = set(missing)
+    with _made(runs, missing, folder, workers, problem) as made:
+        for number in numbers:
+            yield next(made) if number in left else row_of(folder.run(number))
+
+
+@contextlib.contextmanager
+def _made(
+    runs: Sequence[Settings], missing: Sequence[int], folder: SweepFolder, workers: int, problem: Problem | None
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The rows of runs that are simulated now."""
+    with_model = folder.keep == "models"
+    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in missing]
+    work = [partial(run_one, runs[number], path=path, with_model=with_model)
+            for number, path in zip(missing, paths, strict=True)]  # fmt: skip
+    if problem is not None or min(workers, len(work)) < 2:
+        yield (job(problem) for job in work)
         return
-    with pool(workers) as processes:
-        several = max(1, min(8, len(runs) // (4 * workers)))  # short runs are sent to the workers several at a time
-        yield from processes.map(run_one, runs, chunksize=1 if runs[0].train else several)
+    several = max(1, min(8, len(work) // (4 * workers)))  # short runs are sent to the workers several at a time
+    with pool(min(workers, len(work))) as processes:
+        yield processes.map(_call, work, chunksize=1 if runs[0].train else several)
 
 
-def _csv_line(values: Sequence[Any]) -> bytes:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(values)
-    return line.getvalue().encode()
+def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return job()
+
+
+def sweep(
+    task: str | Problem | Callable[[], Problem] | Sequence[str],
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    preset: str | Path | None = None,
+    workers: int = 1,
+    keep: Keep = "records",
+    **settings: Unpack[SweepOptions],
+) -> Sweep:
+    """Run every combination of settings, each of which may be a list of values, and return the sweep.
+
+    `sweep("digits", protocol=["safa", "fedavg"], seed=range(5), until="accuracy=0.85")`. With `out` it is written to
+    that folder, and resumed if it was stopped there; without, it is in a temporary folder that lasts as long as the
+    object does. A program that asks for several `workers` needs the usual `if __name__ == "__main__":`.
+    """
+    own = None if isinstance(task, str | Sequence) else given_task(task)
+    tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
+    given = {name: _listed(name, value) for name, value in settings.items()}
+    runs = combinations(tasks if own is None else [own], given, preset=preset)
+    problem = own.load() if own is not None and workers == 1 else None  # several workers load it by its name
+    if own is not None and own.name == UNNAMED and workers > 1:
+        raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
+    kept = None
+    if out is None:
+        kept = TemporaryDirectory(prefix="safa-sweep-")
+        out = Path(kept.name, "sweep")
+    for _ in run_sweep(runs, Path(out), workers=workers, keep=keep, force=force, problem=problem):
+        pass
+    return load_sweep(out, kept)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    """The values of a setting: a list or a range has several, anything else is one, as are numbers about clients."""
+    if not isinstance(value, list | tuple | range):
+        return [value]
+    is_one = name in _WORLD and not all(isinstance(item, str | os.PathLike) for item in value)
+    return [value] if is_one else list(value)

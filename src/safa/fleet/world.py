@@ -19,29 +19,18 @@ __all__ = ["check_sizes", "make_fleet"]
 _SMALLEST_SHARD = 20
 
 
-def make_fleet(settings: Settings) -> Fleet:
-    """The fleet of a run. It depends on the seed and the world's settings, never on the protocol."""
+def make_fleet(settings: Settings, sizes: ArrayLike | None = None) -> Fleet:
+    """The fleet of a run. It depends on the seed and the world's settings, never on the protocol.
+
+    `sizes` says how many samples every client holds, where the partition of the run decides that.
+    """
     count, seed = settings.clients, settings.seed
     speeds = _speeds(settings)
-    sizes: np.ndarray[tuple[int], np.dtype[np.int64]] | np.ndarray[tuple[int], np.dtype[np.float64]]
-    if settings.sizes is not None:
-        sizes = read_column(settings.sizes, count=count, what="sizes")
-    else:
-        # The paper's floor is max(20, B); half the mean keeps it in reach where B is as large as a shard.
-        floor = min(max(_SMALLEST_SHARD, settings.batch_size), settings.mean_size / 2)
-        sizes = draw_sizes(
-            count,
-            seed=seed,
-            distribution=settings.size_distribution,
-            mean=settings.mean_size,
-            spread=settings.size_spread,
-            floor=floor,
-        )
     down, up = _links(settings)
     trace, period_s = _trace(settings)
     return Fleet.assemble(
         speeds=speeds,
-        sizes=sizes,
+        sizes=_sizes(settings) if sizes is None else np.asarray(sizes, dtype=np.float64),
         epochs=settings.epochs,
         local_steps=settings.local_steps,
         batch_size=settings.batch_size,
@@ -57,6 +46,24 @@ def make_fleet(settings: Settings) -> Fleet:
             trace=trace,
             period_s=period_s,
         ),
+    )
+
+
+def _sizes(settings: Settings) -> NDArray[np.int64] | NDArray[np.float64]:
+    """How many samples every client holds: from a file, or drawn."""
+    if settings.decides_sizes:
+        raise SafaError(f"with partition = {settings.partition} a fleet can only be made for data that are at hand")
+    if settings.sizes is not None:
+        return read_column(settings.sizes, count=settings.clients, what="sizes")
+    # The paper's floor is max(20, B); half the mean keeps it in reach where B is as large as a shard.
+    floor = min(max(_SMALLEST_SHARD, settings.batch_size), settings.mean_size / 2)
+    return draw_sizes(
+        settings.clients,
+        seed=settings.seed,
+        distribution=settings.size_distribution,
+        mean=settings.mean_size,
+        spread=settings.size_spread,
+        floor=floor,
     )
 
 

@@ -236,7 +236,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     for name, item in known.items():
         if name in values:
             found[name] = _checked_field(name, str(item.type), values[name])
-        elif item.default is MISSING:
+        elif item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"there is no {name}")
     return found
 

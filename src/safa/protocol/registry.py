@@ -22,7 +22,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 from safa.protocol.continuous import Continuous
 from safa.protocol.fedasync import FedAsync
 from safa.protocol.fedavg import FedAvg
@@ -50,7 +50,8 @@ def find(name: str) -> type[Protocol]:
         return _OWN[name]
     foreign = _foreign()
     if name not in foreign:
-        raise SafaError(f"there is no protocol {name!r}; there are {', '.join([*_OWN, *foreign])}")
+        known = [*_OWN, *foreign]
+        raise SafaError(f"there is no protocol {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return _loaded(foreign[name])
 
 

@@ -11,27 +11,45 @@ from pathlib import Path
 from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
+from safa.fleet import make_fleet
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
 from safa.report.sweep import read_table, sweep_page, sweep_sections
-from safa.runs import load_run, write_atomically
+from safa.runs import Run, load_run, write_atomically
 
 __all__ = ["read_table", "render", "run_page", "run_sections", "sweep_page", "sweep_sections", "write_report"]
 
 
-def write_report(folder: Path, *, speeds: ArrayLike | None = None) -> Path:
-    """Write `report.html` into the folder of a run or a sweep, and return its path.
+def write_report(run: Run | str | Path, path: str | Path | None = None) -> Path:
+    """Write the page of a run, or of the folder of a run or a sweep, and return its path.
 
-    `speeds` orders the clients of a run, the fastest first; see `run_page`.
+    It is `report.html` in the folder unless another `path` is given, which a run that is held in memory needs.
     """
-    if (folder / "config.toml").is_file():
-        if not (folder / "rounds.jsonl").exists():
-            raise SafaError(f"{folder} holds the settings of a run, but no rounds.jsonl")
-        page = run_page(load_run(folder), speeds)
-    elif (folder / "results.csv").is_file():
-        page = sweep_page(read_table(folder / "results.csv"))
-    else:
-        raise SafaError(f"{folder} holds neither a run (config.toml) nor a sweep (results.csv)")
-    path = folder / "report.html"
-    write_atomically(path, page.encode())
-    return path
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    if path is None and folder is None:
+        raise SafaError("a run that is held in memory has no folder; say where to write its page, path=FILE.html")
+    page = _page(run if isinstance(run, Run) else Path(run))
+    target = Path(path) if path is not None else Path(folder or ".") / "report.html"
+    write_atomically(target, page.encode())
+    return target
+
+
+def _page(run: Run | Path) -> str:
+    if isinstance(run, Path):
+        if (run / "results.csv").is_file() and not (run / "config.toml").is_file():
+            return sweep_page(read_table(run / "results.csv"))
+        if not (run / "config.toml").is_file():
+            raise SafaError(f"{run} holds neither a run (config.toml) nor a sweep (results.csv)")
+        run = load_run(run)
+    if not run.has_rounds():
+        raise SafaError(f"{run.folder} holds the settings of a run, but no rounds.jsonl")
+    return run_page(run, _speeds(run))
+
+
+def _speeds(run: Run) -> ArrayLike | None:
+    """The speeds of the clients, which do not depend on what they hold, if the run was simulated with such a fleet."""
+    try:
+        simulated = run.roster() is None and run.clients_at_start() == run.settings.clients
+        return make_fleet(run.settings, [1.0] * run.settings.clients).speeds if simulated else None
+    except SafaError:
+        return None

@@ -10,14 +10,14 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis import Metrics, all_metrics
+from safa.analysis import Metrics, all_metrics, target_words
 from safa.analysis.client_map import State, client_map, lag, turnaround_s
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.report import figures
 from safa.report.figures import Axis
 from safa.report.page import Block, Cell, Fact, Facts, Figure, Section, Table, Words, render
-from safa.report.words import number, protocol_name, time_unit, value_of
-from safa.runs import Run
+from safa.report.words import capital, number, protocol_name, time_unit, value_of
+from safa.runs import Run, plain
 from safa.runs.settings import Settings
 from safa.runs.values import shown
 
@@ -26,6 +26,8 @@ __all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
 MAP_CLIENTS, MAP_ROUNDS = 500, 200
 """The most clients and rounds that the map shows."""
 _POINTS, _BARS, _GROUPS = 1000, 500, 100
+_CHARTED = 4
+"""The most metrics that have charts, the main one first; the loss has one, too."""
 _ROUND = Axis("round", "round", "~d", whole=True)
 
 
@@ -42,16 +44,14 @@ def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     """The sections of a run's page, for pages that contain more."""
     seen = _Seen.of(run.records(), Metrics(run.settings.metrics, run.settings.target))
-    state = _state(run, len(seen.rows))
+    state = _state(run, seen)
     if not seen.rows:
         return [Section("Summary", [Words(state)]), _settings(run.settings)]
+    facts = _facts(plain(run.summary or seen.metrics.values()), all_metrics(run.settings.metrics))
     order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
     time = "virtual time" if run.roster() is None else "time"
     return [
-        Section(
-            "Summary",
-            [Words(state), Facts(_facts(run.summary or seen.metrics.values(), all_metrics(run.settings.metrics)))],
-        ),
+        Section("Summary", [Words(state), Facts(facts)]),
         *_devices(run),
         Section("Learning", _learning(seen.rows, run.settings, time)),
         Section("Clients and rounds", [_map(run, order, by)]),
@@ -67,31 +67,34 @@ def _lead(run: Run) -> str:
     settings, roster = run.settings, run.roster()
     endless = settings.round_limit_s == float("inf")
     limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
-    clients, samples = f"{settings.clients:,} clients", settings.mean_size
+    clients, samples = f"{settings.clients:,} clients", f", about {settings.mean_size:,.0f} samples,"
     if roster is not None:
-        clients, samples = f"{len(roster):,} devices", float(np.mean([member["size"] for member in roster]))
+        mean = float(np.mean([member["size"] for member in roster]))
+        clients, samples = f"{len(roster):,} devices", f", about {mean:,.0f} samples,"
+    elif settings.decides_sizes:
+        samples = ""
     values = [f"C = {settings.fraction:g}"]
     values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
     values += [f"seed {settings.seed}"]
-    work = f"{settings.epochs} passes over its data, about {samples:,.0f} samples,"
-    if settings.local_steps:
-        work = f"{settings.local_steps} steps on its data, about {samples:,.0f} samples,"
+    work = f"{settings.local_steps} steps on" if settings.local_steps else f"{settings.epochs} passes over"
+    rate = settings.lr if isinstance(settings.lr, str) else f"{settings.lr:g}"
     return (
         f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
-        f"{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
-        f"For one update a client makes {work} in mini-batches of {settings.batch_size}, "
-        f"with a learning rate of {settings.lr:g}."
+        f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
+        f"For one update a client makes {work} its data{samples} in mini-batches of {settings.batch_size}, "
+        f"with a learning rate of {rate}."
     ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
-def _state(run: Run, rounds: int) -> str:
-    """Whether the run is finished and whether a model was trained."""
-    words = "The run came to its end."
+def _state(run: Run, seen: _Seen) -> str:
+    """Whether the run is finished, reached its target, and trained a model."""
+    words, rounds = "The run came to its end.", len(seen.rows)
     if run.summary is None:
         words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there. "
         words += "The figures are those of these rounds." if rounds else "There is nothing to show yet."
+    words += f" {said}" if (said := target_words(run.settings.target, seen.metrics.values())) else ""
     return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
 
 
@@ -125,7 +128,8 @@ def _row(record: RoundRecord, bases: Ids) -> dict[str, Any]:
     return {
         "round": record.round, "closed_s": record.closed_s, "length_s": round(record.length_s, 3),
         "t_dist_s": round(record.distribution_s, 3), "ended by": str(record.ended_by), "version": record.version,
-        "low": low, "middle": middle, "high": high, "loss": record.loss, **record.metrics,
+        "low": low, "middle": middle, "high": high,
+        "scores": {} if record.loss is None else {**record.metrics, "loss": record.loss},
     }  # fmt: skip
 
 
@@ -161,22 +165,36 @@ def _devices(run: Run) -> list[Section]:
 
 
 def _learning(rows: Sequence[dict[str, Any]], settings: Settings, time_word: str) -> list[Block]:
-    scored = [row for row in rows if row["loss"] is not None and np.isfinite(row["loss"])]
+    """The main metric, some others and the loss as charts; what has no chart as a number of the last model."""
+    scored = [row for row in rows if row["scores"]]
     if not scored:
         reason = "No model has been evaluated yet" if settings.train else "No model was trained"
         return [Words(f"{reason}, so there is nothing to show.")]
-    size, unit = time_unit(scored[-1]["closed_s"])
-    points = [row | {"time": row["closed_s"] / size} for row in _thinned(scored)]
+    drawn = [*list(settings.metrics)[:_CHARTED], "loss"]
+    rest = {name: value for name, value in scored[-1]["scores"].items() if name not in drawn}
+    blocks = [block for what in drawn for block in _curves(scored, what, time_word)]
+    more = _facts(plain(rest), dict.fromkeys(rest, "of the last model, on the test set"))
+    return [*blocks, Facts(more)] if more else blocks
+
+
+def _curves(scored: Sequence[dict[str, Any]], what: str, time_word: str) -> list[Block]:
+    """A metric over rounds and over time, where it is a finite number."""
+    found = [row for row in scored if np.isfinite(row["scores"].get(what, np.nan))]
+    if not found:
+        return [Words(f"The {what} of the global model was never a finite number.")]
+    size, unit = time_unit(found[-1]["closed_s"])
     time = Axis("time", f"{time_word}, {unit}", ".4~r")
+    points = [
+        {"round": row["round"], "time": row["closed_s"] / size, "score": row["scores"][what]} for row in _thinned(found)
+    ]
+    first, last = found[0]["scores"][what], found[-1]["scores"][what]
     blocks: list[Block] = []
-    for what in (*settings.metrics, "loss"):
-        first, last = scored[0][what], scored[-1][what]
-        for x, over in ((_ROUND, "rounds"), (time, time_word)):
-            also = [time if x is _ROUND else _ROUND]
-            chart = figures.lines(points, x, Axis(what, what, ".4~r"), also=also, height=210)
-            said = f"{what.capitalize()} of the global model on the test set over {over}."
-            ends = f"It goes from {first:.3g} to {last:.3g}."
-            blocks.append(Figure(chart, f"{what.capitalize()} over {over}", said, f"{said} {ends}", wide=False))
+    for x, over in ((_ROUND, "rounds"), (time, time_word)):
+        also = [time if x is _ROUND else _ROUND]
+        chart = figures.lines(points, x, Axis("score", what, ".4~r"), also=also, height=210)
+        said = f"{capital(what)} of the global model on the test set over {over}."
+        ends = f"It goes from {first:.3g} to {last:.3g}."
+        blocks.append(Figure(chart, f"{capital(what)} over {over}", said, f"{said} {ends}", wide=False))
     return blocks
 
 

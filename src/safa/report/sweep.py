@@ -10,25 +10,27 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safa.analysis import METRICS
+from safa.analysis import METRICS, TARGET_METRICS, all_metrics, higher_is_better
 from safa.errors import SafaError
 from safa.report import figures
 from safa.report.figures import Axis
 from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
-from safa.report.words import TITLES, number, value_of
+from safa.report.words import TITLES, capital, number, value_of
 from safa.runs.settings import Settings
 
 __all__ = ["read_table", "sweep_page", "sweep_sections"]
 
 Row = Mapping[str, Any]
 
-_CURVES = ("round_length_s", "last_accuracy", "best_accuracy", "sync_ratio", "effective_update_ratio", "futility",
-           "starved")  # fmt: skip
+_CURVES = ("sync_ratio", "effective_update_ratio", "futility", "starved")
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
-            "starved", "fairness", "best_accuracy", "last_accuracy")  # fmt: skip
-_MEASURED = ("client_accuracy_", "wall_time_s")
-_SERIES = 8
-"""The most curves in one chart."""
+            "starved", "fairness")  # fmt: skip
+_SCORES = ("best_", "last_", "client_")
+"""How the columns of a model's scores begin; behind that comes the name of a metric."""
+_DIRECTION = "metric."
+"""How the columns begin that say of a metric whether higher or lower is better."""
+_SERIES, _CHARTED = 8, 4
+"""The most curves in one chart, and the most metrics that have charts."""
 
 
 _LARGEST_WHOLE = 2**63 - 1
@@ -73,11 +75,22 @@ def _check_kind(name: str, value: Any, where: str) -> None:
         raise SafaError(f"{where}: {name} must be True or False, not {value!r}")
     if kind in ("int", "float") and not is_number:
         raise SafaError(f"{where}: {name} must be a number, not {value!r}")
-    is_metric = name in METRICS or name.startswith(_MEASURED)
-    if is_metric and not is_number and value is not None:
+    if _is_metric(name) and not is_number and value is not None:
         raise SafaError(f"{where}: {name} must be a number or nothing, not {value!r}")
     if name in ("task", "protocol") and value is None:
         raise SafaError(f"{where}: there is no {name}")
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a column holds what a run came to, and no setting."""
+    return name in METRICS or name in TARGET_METRICS or name == "wall_time_s" or name.startswith(_SCORES)
+
+
+def _directions(rows: Sequence[Row]) -> dict[str, str]:
+    """The metrics of the tasks of these runs, the main one first, with what is better: higher or lower."""
+    columns = [name for name in rows[0] if name.startswith(_DIRECTION)]
+    found = {name: next((row[name] for row in rows if row.get(name) is not None), None) for name in columns}
+    return {name.removeprefix(_DIRECTION): better for name, better in found.items() if better is not None}
 
 
 def _parsed(text: str) -> Any:
@@ -131,7 +144,7 @@ class _Plan:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> _Plan:
-        settings = [name for name in rows[0] if name not in METRICS and not name.startswith(_MEASURED)]
+        settings = [name for name in rows[0] if not _is_metric(name) and not name.startswith(_DIRECTION)]
         settings.sort(key=lambda name: (name != "task", name != "protocol", name == "seed"))
         values = {name: _distinct(rows, name) for name in settings}
         varied = {name: several for name, several in values.items() if len(several) > 1 and not _is_tasks(rows, name)}
@@ -196,8 +209,8 @@ def _key(row: Row, names: Sequence[str]) -> str:
 
 def _fixed(rows: Sequence[Row]) -> list[Fact]:
     """The settings that matter most and are the same in all runs."""
-    wanted = ("protocol", "clients", "rounds", "fraction", "lag_tolerance", "crash_rate", "clock", "seed")
-    same = [name for name in wanted if name in rows[0] and len(_distinct(rows, name)) == 1]
+    wanted = ("protocol", "clients", "rounds", "fraction", "lag_tolerance", "crash_rate", "clock", "seed", "until")
+    same = [name for name in wanted if len(_distinct(rows, name)) == 1 and rows[0].get(name) is not None]
     return [Fact(_title(name), number(rows[0][name])) for name in same]
 
 
@@ -224,7 +237,14 @@ def _charts(rows: Sequence[Row], plan: _Plan) -> list[Block]:
     over = " and ".join(f"{len(plan.varied[name])} {kind}" for name, kind in kinds.items())
     how = f"Mean over {over}; the band spans lowest to highest." if over else ""
     blocks: list[Block] = [Words(how)] if how else []
-    return blocks + [_chart(rows, metric, plan) for metric in _measured(rows, _CURVES)]
+    return blocks + [_chart(rows, metric, plan) for metric in _measured(rows, _curves(rows))]
+
+
+def _curves(rows: Sequence[Row]) -> list[str]:
+    """The metrics that have charts."""
+    names = list(_directions(rows))[:_CHARTED] or ["loss"]
+    scores = [f"last_{names[0]}", f"best_{names[0]}", *(f"last_{name}" for name in names[1:])]
+    return ["time_to_target_s", "round_length_s", *scores, *_CURVES]
 
 
 def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
@@ -232,7 +252,7 @@ def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
     band = ("lowest", "highest") if plan.averaged else None
     nothing = all(point["highest"] == point["lowest"] == 0 for point in points)
     domain = (0.0, 1.0) if nothing else None
-    y = Axis("mean", _title(metric), ",.3~r", zero="accuracy" not in metric, domain=domain)
+    y = Axis("mean", _title(metric), ",.3~r", zero=not metric.startswith(_SCORES), domain=domain)
     if plan.x:
         values = plan.varied[plan.x]
         x = Axis("x", _title(plan.x), ticks=values if len(values) <= 8 else None)
@@ -242,50 +262,76 @@ def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
     name = _name(metric) + (f" by {_name(plan.x)}" if plan.x else "")
     low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
     said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
-    return Figure(chart, _capital(name), _capital(METRICS.get(metric, metric)) + ".", said, wide=False)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    meaning = all_metrics(_directions(rows)).get(metric, metric)
+    return Figure(chart, capital(name), f"{capital(meaning)}.", said, wide=False)
 
 
 def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
     """The rows of the best setting of every task, and a sentence that says by which metric."""
-    metric, word, sign = "last_accuracy", "highest accuracy of the last model", -1
-    if not _measured(rows, [metric]):
-        metric, word, sign = "round_length_s", "shortest rounds", 1
     places: set[int] = set()
-    said = []
+    said: dict[str, list[str]] = {}
     for task in _distinct(rows, "task"):
-        means = _settings_of(rows, task, metric, plan)
-        if len(means) > 1:
-            best, (mean, its) = min(means.items(), key=lambda item: sign * item[1][0])
-            places |= set(its)
-            said.append(f"{best}, with {value_of(metric, mean)}{f' on {task}' if 'task' in plan.varied else ''}")
+        settings = _settings_of(rows, task, plan)
+        metric, word, sign = _judged_by([row for row in rows if row.get("task") == task])
+        means = {key: mean for key, its in settings.items() if (mean := _mean(rows, its, metric)) is not None}
+        if len(settings) > 1 and means:
+            best = min(means, key=lambda key: sign * means[key])
+            places |= set(settings[best])
+            on = f" on {task}" if "task" in plan.varied else ""
+            said.setdefault(word, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
     if not said:
-        return set(), "There is one setting only, the seed aside, so none is marked as the best."
+        return set(), _NONE_BEST if len(_settings_of(rows, rows[0]["task"], plan)) > 1 else _ONE_SETTING
     over = " (mean over the seeds)" if "seed" in plan.varied else ""
-    return places, f"The best setting is the one with the {word}{over}: {'; '.join(said)}. It is marked in the table."
+    words = [f"The best setting is the one with the {word}{over}: {'; '.join(found)}." for word, found in said.items()]
+    return places, f"{' '.join(words)} It is marked in the table."
 
 
-def _settings_of(rows: Sequence[Row], task: Any, metric: str, plan: _Plan) -> dict[str, tuple[float, list[int]]]:
-    """For every setting that was tried on a task: the mean of the metric, and the places of its rows."""
+_ONE_SETTING = "There is one setting only, the seed aside, so none is marked as the best."
+_NONE_BEST = "No setting has a finite score, or reached its target, in every run, so none is marked as the best."
+
+
+def _judged_by(rows: Sequence[Row]) -> tuple[str, str, int]:
+    """What decides which setting of a task is the best: the metric, that in words, and -1 where more is better."""
+    if any(row.get("until") for row in rows):
+        return "time_to_target_s", "shortest time to the target", 1
+    directions = _directions(rows)
+    main = next(iter(directions), "loss")
+    if not any(row.get(f"last_{main}") is not None for row in rows):
+        return "round_length_s", "shortest rounds", 1
+    higher = higher_is_better(main, directions)
+    return f"last_{main}", f"{'highest' if higher else 'lowest'} {main} of the last model", -1 if higher else 1
+
+
+def _settings_of(rows: Sequence[Row], task: Any, plan: _Plan) -> dict[str, list[int]]:
+    """For every setting that was tried on a task, the places of its rows."""
     names = [name for name in plan.varied if name not in ("seed", "task")]
     groups: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
-        if row.get("task") == task and _is_number(row.get(metric)):
+        if row.get("task") == task:
             groups.setdefault(_key(row, names), []).append(place)
-    return {key: (sum(rows[place][metric] for place in its) / len(its), its) for key, its in groups.items()}
+    return groups
+
+
+def _mean(rows: Sequence[Row], places: Sequence[int], metric: str) -> float | None:
+    """The mean of a metric over these rows; None where one of them has no finite number."""
+    values: list[Any] = [rows[place].get(metric) for place in places]
+    return sum(values) / len(values) if all(map(_is_number, values)) else None
 
 
 def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
     settings = list(plan.varied) or ["protocol", "seed"]
-    metrics = _measured(rows, _COLUMNS)
-    columns = [Column(_title(name), METRICS.get(name, "")) for name in (*settings, *metrics)]
-    cells = [[_cell(row.get(name)) for name in (*settings, *metrics)] for row in rows]
+    metrics = _measured(rows, [*_COLUMNS, *TARGET_METRICS, *(name for name in rows[0] if name.startswith(_SCORES))])
+    meanings = all_metrics(_directions(rows))
+    columns = [Column(_title(name), meanings.get(name, "")) for name in (*settings, *metrics)]
+    cells = [[*map(_cell, map(row.get, settings)), *map(_score_cell, map(row.get, metrics))] for row in rows]
     caption = "One row is one run. Click a heading to sort; the box filters rows by words."
     return Table(columns, cells, caption=caption, row_marks=dict.fromkeys(sorted(best), BEST))
 
 
 def _cell(value: Any) -> Cell:
     return Cell(number(value), value if isinstance(value, int | float) else None)
+
+
+def _score_cell(value: Any) -> Cell:
+    """A metric, which may be infinite or no number."""
+    return _cell(value) if value is None or _is_number(value) else Cell(str(value), value)

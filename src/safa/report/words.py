@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["TITLES", "number", "protocol_name", "time_unit", "value_of"]
+__all__ = ["TITLES", "capital", "number", "protocol_name", "time_unit", "value_of"]
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
           "fedbuff": "FedBuff"}  # fmt: skip
@@ -20,10 +20,7 @@ TITLES: dict[str, str] = {
     "futility": "futility",
     "starved": "starved",
     "fairness": "fairness",
-    "best_accuracy": "best accuracy",
-    "last_accuracy": "last accuracy",
-    "best_loss": "best loss",
-    "last_loss": "last loss",
+    "time_to_target_s": "time to target, s",
     "fraction": "C",
     "lag_tolerance": "tau",
     "crash_rate": "crash rate",
@@ -36,6 +33,11 @@ TITLES: dict[str, str] = {
 def protocol_name(protocol: str) -> str:
     """A protocol as it is written in a sentence."""
     return _NAMES.get(protocol, protocol)
+
+
+def capital(text: str) -> str:
+    """The text with its first letter large."""
+    return text[:1].upper() + text[1:]
 
 
 def number(value: Any) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROSTER",
+    "RUNS",
+    "SWEEP",
+    "SWEEP_FORMAT",
+    "TABLE",
     "Checkpoint",
     "Run",
     "RunWriter",
@@ -48,20 +53,29 @@ __all__ = [
     "new_folder",
     "next_folder",
     "plain",
+    "remove_run",
     "write_atomically",
     "write_config",
 ]
 
 _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
-_TABLE = "results.csv"
+SWEEP, TABLE = "sweep.json", "results.csv"
+"""In the folder of a sweep: its plan, and a row for every run."""
+SWEEP_FORMAT = "safa sweep 1"
+RUNS = "runs"
+"""In the folder of a sweep: the folders of its runs."""
 ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
 _DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
 _FILES = (
     "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
-    "expel.json", "expel.applying.json", "server.log", "lock", _TABLE, _CONFIG,
+    "expel.json", "expel.applying.json", "server.log", "lock", TABLE, _CONFIG, SWEEP,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
+_BEGUN = (_CONFIG + PART, SWEEP + PART)
+"""All that a program leaves which was killed when it had just made a folder."""
+_SWEPT = re.compile(r"\d{4,}(\.part-\d+(\.old)?)?")
+"""The folders of the runs of a sweep, finished or not."""
 _LARGEST = 1e300  # no number in a file is larger
 _DEVICE_STATE = "state.safetensors"
 
@@ -77,8 +91,8 @@ def new_folder(path: Path, *, force: bool) -> Path:
         if _is_ours(path):
             if not force:
                 raise SafaError(f"{path} already holds a run; choose another folder, or replace it with --force")
-            _remove_run(path)
-        elif any(path.iterdir()):
+            remove_run(path)
+        elif any(entry.name not in _BEGUN or entry.is_symlink() for entry in path.iterdir()):
             raise SafaError(f"{path} holds other files; choose an empty or new folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -97,39 +111,67 @@ def _is_ours(folder: Path) -> bool:
     try:
         if (folder / _CONFIG).is_file():
             return tomllib.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
-        if (folder / _TABLE).is_file():
-            with (folder / _TABLE).open(encoding="utf-8") as table:
-                names = table.readline(100_000).rstrip("\n").split(",")
-            return names[0] == "task" and names[-1] == "wall_time_s" and set(METRICS) <= set(names)
+        if (folder / SWEEP).is_file():
+            found = json.loads((folder / SWEEP).read_bytes())
+            return isinstance(found, dict) and found.get("format") == SWEEP_FORMAT
     except (OSError, ValueError, RecursionError):
         pass
     return False
 
 
-def _remove_run(folder: Path) -> None:
+def remove_run(folder: Path) -> None:
     """Remove what this program wrote into the folder of a run or a sweep; nothing at all if that is not clear."""
     from safa.runs.lock import is_held
 
-    files = [folder / f"{name}{end}" for name in _FILES for end in (PART, "")]
-    checkpoints = checkpoint_files(folder)
-    folders = [folder / CHECKPOINTS]
-    is_deployment = (folder / _LINK).is_file()
-    if is_deployment:
-        folders += [folder / _LINK.parent, folder / _CLIENTS, *_files_in(folder / _CLIENTS)]
-    for path in [path for path in (*files, *folders) if path.is_symlink() or path.exists()]:
+    swept = [path for path in _files_in(folder / RUNS) if _SWEPT.fullmatch(path.name)] if _is_sweep(folder) else []
+    for path in (folder, *swept):
+        _check_names(path, [path] if path in swept else [])
+    if is_held(folder):
+        raise SafaError(f"a {'sweep' if _is_sweep(folder) else 'server'} works on the run in {folder}; stop it first")
+    for path in swept:
+        _remove_files(path)
+    for path in (*swept, *([folder / RUNS] if swept else [])):
+        with suppress(OSError):  # where there is something else in it, it stays
+            path.rmdir()
+    _remove_files(folder)
+
+
+def _is_sweep(folder: Path) -> bool:
+    return (folder / SWEEP).is_file()
+
+
+def _is_deployment(folder: Path) -> bool:
+    return (folder / _LINK).is_file()
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Where this program may have written a file of a run, in the order in which they are removed."""
+    return [folder / f"{name}{end}" for name in _FILES for end in (PART, "")]
+
+
+def _folders_of(folder: Path) -> list[Path]:
+    """Where this program may have made a folder in that of a run, outer ones first."""
+    deployed = [folder / _LINK.parent, folder / _CLIENTS, *_files_in(folder / _CLIENTS)]
+    return [folder / CHECKPOINTS, *(deployed if _is_deployment(folder) else ())]
+
+
+def _check_names(folder: Path, more: Sequence[Path] = ()) -> None:
+    """Refuse a folder in which one of the names stands for something else; `more` are to be folders, too."""
+    folders = [*more, *_folders_of(folder)]
+    for path in [path for path in (*_files_of(folder), *folders) if path.is_symlink() or path.exists()]:
         if path.is_symlink() or path.is_dir() != (path in folders):
             raise SafaError(f"{path} is not what this program wrote under that name; remove or rename it first")
-    if is_held(folder):
-        raise SafaError(f"a server works on the run in {folder}; stop it first")
+
+
+def _remove_files(folder: Path) -> None:
+    """Remove the files of a run, and its folders where nothing else is in them."""
+    is_deployment, folders = _is_deployment(folder), _folders_of(folder)
     states = [path for client in _files_in(folder / _CLIENTS) for path in _files_in(client)] if is_deployment else []
+    states = [path for path in states if path.name.removesuffix(PART) == _DEVICE_STATE]
     with writing(folder):
         if is_deployment:
             shutil.rmtree(folder / _LINK.parent)
-        for path in (
-            *checkpoints,
-            *(path for path in states if path.name.removesuffix(PART) == _DEVICE_STATE),
-            *files,
-        ):
+        for path in (*checkpoint_files(folder), *states, *_files_of(folder)):
             path.unlink(missing_ok=True)
     for path in reversed(folders):
         with suppress(OSError):  # where there is something else in it, it stays
@@ -213,6 +255,8 @@ class RunWriter:
 
     def close(self, summary: Mapping[str, Any] | None = None, model: dict[str, Tensor] | None = None) -> None:
         """Close the folder; a run that came to its end has a summary, and a model if one was trained."""
+        if summary is not None:
+            os.fsync(self._rounds.fileno())  # where there is a summary, all rounds are on the disk
         self._rounds.close()
         with writing(self.folder):
             if model is not None:
@@ -246,6 +290,18 @@ class Run:
             for number, line in enumerate(lines, 1):
                 if line.endswith(b"\n"):
                     yield _record(line, order, f"{path}, line {number}")
+
+    def to_pandas(self) -> Any:
+        """A data frame of pandas with a row a round: its numbers, counts of clients, loss and metrics."""
+        from safa.runs.frames import rounds_frame
+
+        return rounds_frame(self.records())
+
+    def updates(self) -> Any:
+        """A data frame of pandas with a row an update that came in, in order of arrival, and what became of it."""
+        from safa.runs.frames import updates_frame
+
+        return updates_frame(self.records())
 
     def has_rounds(self) -> bool:
         """Whether there is a file of rounds; a run that was stopped at its very beginning has none."""

@@ -1,7 +1,7 @@
-"""One server at a time works on the folder of a run, and others can see whether it does.
+"""One server, or one sweep, at a time works on a folder, and others can see whether it does.
 
-There are two locks, since there are two programs: the server app holds `lock`, and the command that started it holds
-`flower/launcher.lock`, from before it starts anything until everything is stopped.
+A deployment has two locks, since there are two programs: the server app holds `lock`, and the command that started it
+holds `flower/launcher.lock`, from before it starts anything until everything is stopped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ _GLANCE_S = 0.5  # another command may just be looking whether the lock is held
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock. The system takes it back when the process ends, however it ends."""
+def hold(folder: Path, who: str = "server", *, wait_s: float = _WAIT_S) -> Iterator[None]:
+    """Hold a folder's lock. The system takes it back when the process ends, however it ends.
+
+    Where somebody else holds it for as long as `wait_s`, that is an error, which says who that is.
+    """
     with (folder / _FILE).open("w") as file:
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + wait_s
         while not _taken(file.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise SafaError(f"another server works on {folder}")
-            time.sleep(0.2)
+                raise SafaError(f"another {who} works on {folder}")
+            time.sleep(min(0.2, wait_s))
         yield
 
 

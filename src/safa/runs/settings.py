@@ -16,17 +16,18 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from safa.analysis.targets import Target
-from safa.errors import MisuseError, SafaError
+from safa.errors import MisuseError, SafaError, did_you_mean
 from safa.protocol import registry
 from safa.protocol.continuous import STALENESSES
 from safa.protocol.fedavg import AVERAGINGS
 from safa.runs import presets
+from safa.runs.options import SettingsOptions
 from safa.runs.schedule import Schedule
 from safa.runs.values import file_or_values
-from safa.tasks import Task, check_partition, find_task
+from safa.tasks import Task, check_partition, find_task, sizes_decided
 from safa.tasks.references import reference_of
 from safa.vocabulary import FAULT_MODELS, FLEETS, OPTIMISERS, SIZE_DISTRIBUTIONS, SPEED_DISTRIBUTIONS, TRAINERS
 
@@ -303,7 +304,12 @@ class Settings:
 
     @classmethod
     def of(
-        cls, task: str | Task, *, base: Mapping[str, Any] | None = None, preset: str | Path | None = None, **given: Any
+        cls,
+        task: str | Task,
+        *,
+        base: Mapping[str, Any] | None = None,
+        preset: str | Path | None = None,
+        **given: Unpack[SettingsOptions],
     ) -> Self:
         """Settings for a task: its defaults, then `base`, then a preset (see `safa.runs.presets`), then what is given.
 
@@ -329,9 +335,9 @@ class Settings:
         defaults = _defaults(chosen)
         fixed = defaults | dict(presets.read(preset)) if preset is not None else {}
         values = defaults | dict(base or {}) | fixed | given
-        unknown = values.keys() - {item.name for item in fields(cls)}
-        if unknown:
-            raise SafaError(f"there is no setting {sorted(unknown)[0]!r}")
+        known = [item.name for item in fields(cls)]
+        for unknown in sorted(values.keys() - set(known)):
+            raise SafaError(f"there is no setting {unknown!r}{did_you_mean(unknown, known)}")
         settings = cls(task=chosen.name, **values)
         usual = {item.name: [item.default] for item in fields(cls) if item.default is not MISSING}
         usual |= {name: [value] for name, value in defaults.items()}
@@ -362,6 +368,9 @@ class Settings:
         Schedule.parse(self.schedule)
         if self.nesterov and self.optimiser == "sgd" and not self.momentum:
             raise SafaError("nesterov needs a momentum above 0")
+        if not all(better in ("higher", "lower") for better in self.metrics.values()):
+            raise SafaError(f"metrics must say higher or lower of each, not {dict(self.metrics)!r}")
+        self.target  # noqa: B018 - one that cannot be reached is refused here
 
     def _take_options(self) -> None:
         """Check the own settings of protocol and aggregator, of which those behind "aggregator." are the latter's.
@@ -378,7 +387,8 @@ class Settings:
             if name.startswith(_AGGREGATOR):
                 aggregator[name.removeprefix(_AGGREGATOR)] = own.pop(name)
             elif name not in known:
-                raise SafaError(f"{self.protocol} has no setting {name!r}; it has {', '.join(known)}")
+                close = did_you_mean(name, known)
+                raise SafaError(f"{self.protocol} has no setting {name!r}{close}; it has {', '.join(known)}")
             elif name in shared and name in _OPTIONS:
                 object.__setattr__(self, name, own.pop(name))
         for name, value in (*own.items(), *aggregator.items()):
@@ -389,6 +399,8 @@ class Settings:
 
     def unmet(self, name: str) -> list[str]:
         """Why a setting has no effect in this run, a sentence for each reason; none if it has an effect."""
+        if name in _SIZES and self.decides_sizes:
+            return [f"{name} has no effect with partition = {self.partition}, which decides what every client holds"]
         protocol = registry.find(self.protocol)
         needs: dict[str, tuple[str | bool | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
         takers = registry.takers(name)
@@ -401,6 +413,11 @@ class Settings:
             for other, allowed in needs.items()
             if getattr(self, other) not in allowed
         ]
+
+    @property
+    def decides_sizes(self) -> bool:
+        """Whether the partition decides how many samples every client holds, and not the world."""
+        return sizes_decided(self.partition)
 
     @property
     def target(self) -> Target | None:
@@ -454,6 +471,8 @@ _AGGREGATOR = "aggregator."
 _TABLES = {"metrics": "metric", "protocol_options": "protocol", "aggregator_options": "aggregator"}
 """Settings that are tables, and what the names in them are put behind."""
 _OPTIONS = {item.name: item.metadata for item in fields(Settings)}
+_SIZES = ("sizes", "mean_size", "size_distribution", "size_spread")
+"""Settings that say how many samples clients hold."""
 _OF_EVERY_RUN = ("rounds",)
 """Settings that some protocol takes, and that every run uses besides."""
 
@@ -470,7 +489,7 @@ def _defaults(task: Task) -> dict[str, Any]:
         "speed_floor": task.speed_floor,
         "mean_size": task.samples / task.clients,
         "metrics": dict(task.metrics),
-    }
+    } | ({"partition": "natural", "mean_size": sum(task.sizes) / len(task.sizes)} if task.sizes else {})
 
 
 def refuse_unused(runs: Sequence[tuple[Settings, Sequence[str]]]) -> None:

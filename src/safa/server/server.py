@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis import Metrics
+from safa.analysis import Metrics, Target
 from safa.errors import SafaError
 from safa.protocol import Dispatch, Events, Protocol, Receipt
 from safa.protocol.records import RoundRecord
@@ -51,11 +51,12 @@ class Server:
         inbox: Inbox | None = None,
         writer: RunWriter | None = None,
         checkpoint_every: int = 1,
-        metrics: Metrics | None = None,
+        directions: Mapping[str, str] | None = None,
+        target: Target | None = None,
         notes: Callable[[], Mapping[str, str]] = dict,
         repeats: bool = False,
     ) -> None:
-        """`metrics` are to be gathered from the rounds; without, those that every run has.
+        """`directions` says of the problem's metrics whether higher or lower is better, `target` what ends the run.
 
         `inbox` is where received updates go, if clients are not simulated.
 
@@ -65,7 +66,7 @@ class Server:
         """
         self.protocol, self.learner, self.inbox, self.writer = protocol, learner, inbox, writer
         self.seed, self.rounds = seed, rounds
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics(directions, target)
         self.finished = 0
         """Rounds that were finished before this object took over; where they are repeated, nothing is made of them."""
         self._checkpoint_every, self._notes, self._repeats = checkpoint_every, notes, repeats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ class Learning:
                 memory_mb=settings.memory_mb,
                 threads=settings.threads,
             )
+        if settings.eval_clients and shards is not None:
+            self.per_client()  # a metric that fails on the data of a client is refused before the first round
 
     def model(self) -> dict[str, Tensor]:
         """The latest global model, as a module's state."""
@@ -97,8 +100,9 @@ class Learning:
         """How the last model serves the clients: mean, spread, and the mean of the worst tenth of the main metric."""
         with torch_threads(self._threads):
             scores = np.sort(self._evaluator.per_client(self.learner.model, self._shards))
+        scores = scores[~np.isnan(scores)]  # a client's own data may not define the metric
         main = next(iter(self._directions), "loss")
         ordered = scores if higher_is_better(main, self._directions) else scores[::-1]
         worst = ordered[: max(1, len(ordered) // 10)]
-        values = float(scores.mean()), float(scores.std()), float(worst.mean())
-        return dict(zip(client_metrics(self._directions), values, strict=True))
+        found = (scores.mean(), scores.std(), worst.mean()) if len(scores) else (math.nan,) * 3
+        return dict(zip(client_metrics(self._directions), map(float, found), strict=True))

@@ -16,7 +16,10 @@ __all__ = ["drive", "run_rounds"]
 
 
 def run_rounds(settings: Settings, fleet: Fleet | None = None) -> Iterator[RoundRecord]:
-    """Simulate a run, a record a round; everything that can be wrong with the settings is found before the first."""
+    """Simulate a run, a record a round; everything that can be wrong with the settings is found before the first.
+
+    Without a fleet, one is made of the settings alone.
+    """
     world = make_fleet(settings) if fleet is None else fleet
     protocol = build(settings.protocol, world.sizes, settings.values(), settings.protocol_options)
     return drive(Server(protocol, seed=settings.seed, rounds=settings.rounds), world, settings)

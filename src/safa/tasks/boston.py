@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from safa.tasks.accuracy import closeness
+from safa.tasks.measures import closeness
 from safa.tasks.problem import Problem
 from safa.tasks.tables import as_floats, first_part, min_max, zero_linear
 

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
+from safa.tasks.references import reference_of
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
 
-__all__ = ["TASKS", "UNNAMED", "Task", "find_task", "load_problem", "problem_of", "task_of"]
+__all__ = ["TASKS", "UNNAMED", "Task", "find_task", "given_task", "load_problem", "problem_of", "task_of"]
 
 UNNAMED = "your own"
 """The task of a run whose problem was given in Python as an object."""
-_WRITTEN, _IS_NAME = "package.module:attribute", re.compile(r"[\w.]{1,200}:\w{1,200}")
+_WRITTEN, _IS_NAME = "package.module:attribute", re.compile(r"[\w.]{1,200}:[\w.]{1,200}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +37,14 @@ class Task:
     rounds: int
     epochs: int
     batch_size: int
-    lr: float
+    lr: float | Literal["auto"]
     round_limit_s: float
     speed_floor: float
     """The slowest speed that was let into the fleet, in mini-batches per second."""
     metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "higher"})
     """The metrics of its problem, the main one first: "higher" or "lower", whichever is better."""
+    sizes: Sequence[int] = ()
+    """How many training samples each client holds, where the data come in such shards."""
     load: Callable[[], Problem]
     """Reads the data, and downloads them where they are not there yet."""
 
@@ -134,7 +137,9 @@ def find_task(name: str) -> Task:
     if ":" in name:
         return _own_task(name)
     if name not in TASKS:
-        raise SafaError(f"there is no task {name!r}; there are {', '.join(TASKS)}, or your own as package.module:name")
+        close = did_you_mean(name, TASKS)
+        own = "or your own as package.module:name"
+        raise SafaError(f"there is no task {name!r}{close}; there are {', '.join(TASKS)}, {own}")
     return TASKS[name]
 
 
@@ -146,20 +151,45 @@ def _own_task(reference: str) -> Task:
     return task_of(find_problem(reference), reference)
 
 
+def given_task(given: str | Problem | Callable[[], Problem]) -> Task:
+    """The task that was given in Python: a name, a problem, or a function that makes one.
+
+    A function that another process can import gives its task its name, `package.module:function`.
+    """
+    if isinstance(given, str):
+        return find_task(given)
+    return task_of(_problem(given), UNNAMED if not callable(given) else _reference(given))
+
+
+def _reference(function: Callable[[], Problem]) -> str:
+    try:
+        return reference_of(function)
+    except SafaError:
+        return UNNAMED
+
+
+def _problem(given: Problem | Callable[[], Problem]) -> Problem:
+    from safa.tasks.own import make_problem
+
+    return make_problem(given, getattr(given, "__qualname__", "what is given as a problem"))
+
+
 def task_of(problem: Problem, name: str) -> Task:
     """A task around a problem, with defaults that suit nothing in particular."""
+    sizes = [len(shard) for shard in problem.shards or ()]
     return Task(
         name=name,
         about=f"the problem {name}",
         samples=len(problem.train[0]) + len(problem.test[0]),
-        clients=10,
+        clients=len(sizes) or 10,
         rounds=20,
         epochs=1,
         batch_size=32,
-        lr=0.01,
+        lr="auto",
         round_limit_s=math.inf,
         speed_floor=0.05,
         metrics=problem.directions,
+        sizes=sizes,
         load=lambda: problem,
     )
 
@@ -170,14 +200,14 @@ def load_problem(task: str) -> Problem:
     return find_task(task).load()
 
 
-def problem_of(task: str, given: str | Problem | None, *, how: Callable[[str], str]) -> Problem:
+def problem_of(task: str, given: str | Problem | Callable[[], Problem] | None, *, how: Callable[[str], str]) -> Problem:
     """The problem of a run that was written earlier, of this task: one that is built in, or the one that is given.
 
     Nothing is imported because a run's folder names it: a task that is not built in has to be given. `how` says what to
     type for a task of that name.
     """
     if given is not None and not isinstance(given, str):
-        return given
+        return _problem(given)
     if given is None and task in TASKS:
         return load_problem(task)
     if given is None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from safa.tasks.accuracy import share_right
+from safa.tasks.measures import accuracy
 from safa.tasks.problem import Problem
 from safa.tasks.tables import first_part
 
@@ -29,7 +29,7 @@ def load() -> Problem:
         images = torch.from_numpy(arrays["images"]).float().unsqueeze(1) / _BRIGHTEST
         labels = torch.from_numpy(arrays["labels"]).long()
     train, test = first_part(images, labels)
-    return Problem(model=network, loss=cross_entropy, metrics={"accuracy": share_right}, train=train, test=test)
+    return Problem(model=network, loss=cross_entropy, metrics={"accuracy": accuracy}, train=train, test=test)
 
 
 def network() -> nn.Sequential:

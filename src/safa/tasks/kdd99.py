@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.tasks.accuracy import share_right_side
 from safa.tasks.files import data_file
+from safa.tasks.measures import share_right_side
 from safa.tasks.problem import Problem
 from safa.tasks.tables import as_floats, first_part, min_max, zero_linear
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, max_pool2d, nll_loss, relu
 
-from safa.tasks.accuracy import share_right
 from safa.tasks.files import data_file
+from safa.tasks.measures import accuracy
 from safa.tasks.problem import Data, Problem
 
 __all__ = ["PaperCNN", "load"]
@@ -47,7 +47,7 @@ def load() -> Problem:
     return Problem(
         model=PaperCNN,
         loss=nll_loss,
-        metrics={"accuracy": share_right},
+        metrics={"accuracy": accuracy},
         train=_part("train"),
         test=_part("t10k"),
         kernel="paper_cnn",

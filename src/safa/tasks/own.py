@@ -1,20 +1,15 @@
-"""Bring your own: a problem by the name of a module and an attribute, and data from a torch data set."""
+"""Bring your own: a problem by the name of a module and an attribute."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence, Sized
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
 from safa.errors import SafaError
-from safa.tasks.problem import Data, Problem
+from safa.tasks.problem import Problem
 from safa.tasks.references import is_reference, load_reference
 
-__all__ = ["Data", "Problem", "find_problem", "from_dataset"]
+__all__ = ["find_problem", "make_problem"]
 
 
 def find_problem(reference: str) -> Problem:
@@ -24,11 +19,11 @@ def find_problem(reference: str) -> Problem:
     """
     if not is_reference(reference):
         raise SafaError(f"a task of your own is written package.module:attribute, not {reference!r}")
-    return _made(load_reference(reference), reference)
+    return make_problem(load_reference(reference), reference)
 
 
-def _made(found: Any, reference: str) -> Problem:
-    """The problem itself, whether it was named or its maker."""
+def make_problem(found: Any, reference: str) -> Problem:
+    """The problem itself, whether that is what was found or a function that makes it; errors call it `reference`."""
     if isinstance(found, Problem):
         return found
     if not callable(found) or not _takes_nothing(found):
@@ -53,19 +48,3 @@ def _takes_nothing(function: Any) -> bool:
     except ValueError:  # some built-in functions do not say what they take
         pass
     return True
-
-
-def from_dataset(dataset: Dataset[Any]) -> Data:
-    """All of a map-style data set, whose items are pairs (input, target), as two tensors."""
-    if not isinstance(dataset, Sized) or not len(dataset):
-        raise SafaError(f"a data set must have a length above 0 and items by number, not be a {type(dataset).__name__}")
-    try:
-        pairs = [(inputs, target) for inputs, target in (dataset[i] for i in range(len(dataset)))]
-        return _stacked([inputs for inputs, _ in pairs]), _stacked([target for _, target in pairs])
-    except (TypeError, ValueError, RuntimeError) as error:
-        wanted = "pairs (input, target) of tensors, arrays or numbers, all of one shape"
-        raise SafaError(f"the items of a data set must be {wanted}: {error}") from error
-
-
-def _stacked(values: Sequence[Any]) -> Tensor:
-    return torch.stack([torch.as_tensor(value) for value in values])

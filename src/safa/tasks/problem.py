@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from safa.errors import SafaError
+from safa.tasks.datasets import Data, pooled
+from safa.tasks.dealing import checked_parts
 
 __all__ = ["Data", "Measure", "Metric", "Problem"]
-
-Data = tuple[Tensor, Tensor]
-"""Inputs and targets, with the samples along the first dimension."""
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 """A number, or one for each of several classes, from (output, target) of a whole set."""
@@ -46,7 +47,7 @@ class Problem:
     train: Data
     test: Data
     shards: Sequence[NDArray[np.int64]] | None = None
-    """For every client, which training samples are its own, where the data come in such parts."""
+    """For every client the indices of its own training samples, where the data come in such parts."""
     columns: Mapping[str, ArrayLike] = field(default_factory=dict)
     """Further facts about the training samples, one value for each, by name: who wrote it, where it was taken."""
     kernel: str | None = None
@@ -56,11 +57,36 @@ class Problem:
         for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
             if len(inputs) != len(targets) or not len(inputs):
                 raise SafaError(f"the {name} data have {len(inputs)} inputs and {len(targets)} targets")
+        if not isinstance(self.metrics, Mapping):
+            raise SafaError(f"metrics are functions by name, not {self.metrics!r}")
+        if self.shards is not None:
+            object.__setattr__(self, "shards", checked_parts(self.shards, len(self.train[0]), what="shard"))
+        for name, column in self.columns.items():
+            if np.shape(column) != (len(self.train[0]),):
+                raise SafaError(f"the column {name!r} needs a value for each of {len(self.train[0])} training samples")
         for name in self.metrics:
             if not _NAME.fullmatch(name) or name in _TAKEN:
                 raise SafaError(
                     f"a metric needs a name of letters, digits and _, other than {', '.join(_TAKEN)}: {name!r}"
                 )
+
+    @classmethod
+    def of_clients(
+        cls,
+        clients: Sequence[Data | Dataset[Any]],
+        *,
+        test: Data | Dataset[Any],
+        model: Callable[[], nn.Module],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        metrics: Mapping[str, Metric | Measure] | None = None,
+    ) -> Self:
+        """A problem whose training data are its clients' own: for each a pair of tensors or a map-style data set.
+
+        Data sets are read once, with their transforms; a bar on stderr shows how far that is where it takes long.
+        """
+        train, shards = pooled(clients)
+        tested, _ = pooled([test], ["the test data"])
+        return cls(model=model, loss=loss, metrics=metrics or {}, train=train, test=tested, shards=shards)
 
     def start_model(self, seed: int) -> nn.Module:
         """w(0), the same for the same seed; torch's global generator is left as it was."""
@@ -77,11 +103,26 @@ class Problem:
         return {name: "lower" if name in lower else "higher" for name in self.metrics}
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """All metrics of a set by name; one of a number per class is their mean, and NAME_0, NAME_1, ..."""
+        """All metrics of a set by name; one of a number per class is NAME_0, NAME_1, ... and their mean without NaN."""
         found: dict[str, float] = {}
         for name, metric in self.metrics.items():
-            value = (metric.measure if isinstance(metric, Metric) else metric)(output, target)
-            several = value.flatten().tolist() if isinstance(value, Tensor) and value.ndim else []
-            found[name] = sum(several) / len(several) if several else float(value)
+            values = _values(name, metric.measure if isinstance(metric, Metric) else metric, output, target)
+            several = values.flatten().tolist() if values.ndim else []
+            found[name] = float(values.nanmean()) if several else float(values)
             found |= {f"{name}_{place}": one for place, one in enumerate(several)}
         return found
+
+
+def _values(name: str, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
+    """What a metric comes to, in double precision."""
+    try:
+        value = measure(output, target)
+    except Exception as error:
+        raise SafaError(f"the metric {name} failed: {type(error).__name__}: {error}") from error
+    try:
+        values = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(0)
+    if not values.numel():
+        raise SafaError(f"the metric {name} must be a number, or a tensor of one for each class, not {value!r}")
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
+from safa.errors import SafaError
 from safa.tasks.problem import Data, Problem
 from safa.training.layout import Layout
 
@@ -31,6 +33,7 @@ class Score:
 
 
 _SAMPLES = 2000  # that go through the model at a time
+_FEW = 10  # samples that tell whether metrics work
 
 
 class Evaluator:
@@ -43,6 +46,16 @@ class Evaluator:
         self._state: dict[str, Tensor] = {}
         self._test = problem.test[0].to(device), problem.test[1].to(device)
         self._device = device
+        self._check_metrics()
+
+    @torch.no_grad()
+    def _check_metrics(self) -> None:
+        """Refuse metrics that fail, before anything is trained: on a few samples, and if they do there, on all."""
+        inputs, targets = self._test
+        with suppress(SafaError):
+            self._problem.measure(self._output(inputs[:_FEW]), targets[:_FEW])
+            return
+        self._problem.measure(self._output(inputs), targets)
 
     def evaluate(self, row: Tensor) -> Score:
         """Loss and metrics on the test set."""
@@ -63,6 +76,9 @@ class Evaluator:
     @torch.no_grad()
     def _score(self, data: Data) -> Score:
         inputs, targets = data
-        parts = inputs.split(_SAMPLES)
-        output = torch.cat([functional_call(self._module, self._state, (part,)) for part in parts])
+        output = self._output(inputs)
         return Score(float(self._problem.loss(output, targets)), self._problem.measure(output, targets))
+
+    def _output(self, inputs: Tensor) -> Tensor:
+        parts = inputs.split(_SAMPLES)
+        return torch.cat([functional_call(self._module, self._state, (part,)) for part in parts])

@@ -13,7 +13,7 @@ from safa.errors import SafaError
 from safa.runs.schedule import Schedule
 from safa.runs.settings import Settings
 from safa.streams import stream
-from safa.tasks.partition import partition
+from safa.tasks import Samples, partition
 from safa.tasks.problem import Problem
 from safa.tasks.references import load_reference
 from safa.training.attempt import Attempt
@@ -28,13 +28,26 @@ __all__ = [
     "make_optimiser",
     "make_schedule",
     "make_shards",
+    "own_sizes",
     "trainer_of",
 ]
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """For every client, which training samples are its own."""
-    return partition(settings.partition, problem.train[1].numpy(), sizes, stream(settings.seed, "partition"))
+    inputs, targets = problem.train
+    samples = Samples(
+        targets=targets.numpy(), sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards
+    )
+    return partition(settings.partition, samples, stream(settings.seed, "partition"))
+
+
+def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64] | None:
+    """How many training samples every client holds, where the partition decides that; None: the fleet draws it."""
+    if not settings.decides_sizes:
+        return None
+    shards = make_shards(settings, problem, np.ones(settings.clients))
+    return np.array([len(shard) for shard in shards], dtype=np.float64)
 
 
 def make_optimiser(settings: Settings) -> Optimiser:

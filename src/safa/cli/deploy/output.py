@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from safa.analysis import target_words
 from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.text import printable
 from safa.protocol.records import RoundRecord
@@ -88,11 +89,13 @@ class _Show:
         run = load_run(folder)
         summary = run.summary or {}
         names = [*run.settings.metrics, "loss"]
-        found = [f"{k} {summary[f'last_{k}']:.4g}" for k in names if summary.get(f"last_{k}") is not None]
+        found = [f"{k} {float(summary[f'last_{k}']):.4g}" for k in names if summary.get(f"last_{k}") is not None]
         learnt = f"The model has {' and '.join(found)}. " if found else ""
+        target = target_words(run.settings.target, summary)
+        learnt += f"{target} " if target else ""
         self._out.print(
-            f"Run finished: {run.settings.rounds} rounds. {learnt}Written to {folder}; safa report {folder} makes a "
-            f"page of it, safa replay {folder} trains its model again.",
+            f"Run finished: {finished_rounds(folder)} rounds. {learnt}Written to {folder}; safa report {folder} makes "
+            f"a page of it, safa replay {folder} trains its model again.",
             soft_wrap=True,
             markup=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,7 +14,8 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.options import FILE as OPTIONS_FILE
 from safa.deploy.exchange.options import Options
 from safa.deploy.launcher.link import Link
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
+from safa.experiments.simulate import with_learning_rate
 from safa.runs import has_checkpoint, load_run, presets
 from safa.runs.settings import Settings
 from safa.runs.values import COLUMNS, file_or_values, shown
@@ -22,7 +24,7 @@ from safa.tasks import find_task
 __all__ = ["check_same", "is_finished", "new_run", "resumed"]
 
 _SAME = "a resumed run keeps its settings: give the same or none, or begin another run with a new --out"
-_OPEN = {"threads": 0}
+_OPEN = {"threads": 0, "lr": "auto"}
 """Values that mean: decided when the run begins."""
 
 
@@ -31,7 +33,9 @@ def new_run(arguments: argparse.Namespace) -> tuple[Settings, dict[str, Any]]:
     if arguments.named_task and arguments.task not in (None, arguments.named_task):
         raise SafaError(f"two tasks are named, {arguments.task} and {arguments.named_task}")
     arguments.task = arguments.task or arguments.named_task
-    settings = settings_of(arguments)
+    settings, found = with_learning_rate(settings_of(arguments))
+    if found and not arguments.quiet:
+        print(f"safa: {found}", file=sys.stderr)
     table = Settings.read_toml(arguments.config).get("deploy", {}) if arguments.config else {}
     if not isinstance(table, dict):
         raise SafaError(f"deploy in {arguments.config} must be a table")
@@ -106,7 +110,7 @@ def _named_options(config: dict[str, Any], given: Mapping[str, Any], held: Setti
 def _compare(given: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:
     for name, value in given.items():
         if name not in held:
-            raise SafaError(f"there is no setting {name!r}")
+            raise SafaError(f"there is no setting {name!r}{did_you_mean(name, held)}")
         value = file_or_values(name, value) if name in COLUMNS else value
         if value != held[name] and _OPEN.get(name, held[name]) != value:
             raise SafaError(f"{name} is {shown(held[name])} in {folder}, and {shown(value)} is given; {_SAME}")

@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.analysis import Metrics
 from safa.deploy.exchange.codec import CodecName, EncodedModel, encoded_bytes
 from safa.deploy.exchange.files import NODES
 from safa.deploy.exchange.intake import Intake
@@ -140,7 +139,7 @@ class Coordinator:
         self._id, self._writer = self._resume(run)
         self._operator = OperatorRequests(folder, expel=self._expel, unblock=self._unblock, checkpoint=self._checkpoint)
         self._operator.apply()
-        if self.protocol.round >= self.settings.rounds:
+        if self._is_over:
             self._finish()
 
     def _make_server(self) -> None:
@@ -154,7 +153,8 @@ class Coordinator:
             rounds=settings.rounds,
             learner=self._learning.learner,
             inbox=self._learning.inbox,
-            metrics=Metrics(settings.metrics, settings.target),
+            directions=settings.metrics,
+            target=settings.target,
             notes=self._notes,
         )
         self._codec = ModelCodec(self._learning.layout, cast(CodecName, self.options.codec))
@@ -427,14 +427,19 @@ class Coordinator:
             self._checkpoint()
         self._write_roster()
         _log_round(record)
-        if record.round >= self.settings.rounds:
+        if self._is_over:
             self._finish()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all rounds are finished, or the target of the run has been held."""
+        return self.protocol.round >= self.settings.rounds or self.server.metrics.target_held
 
     def _finish(self) -> None:
         counts = {str(reason): count for reason, count in self.screening.counts.items()}
         self._writer.close(self.server.metrics.values() | {"refusals": counts}, self._learning.model())
         self.finished = True
-        _log.info("run finished after %d rounds", self.settings.rounds)
+        _log.info("run finished after %d rounds", self.protocol.round)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,8 @@ class Device:
             return np.arange(len(problem.train[0]))
         from safa.training.setup import make_shards
 
-        return make_shards(settings, problem, _sizes(settings))[self._partition]
+        sizes = np.ones(settings.clients) if settings.decides_sizes else _sizes(settings)
+        return make_shards(settings, problem, sizes)[self._partition]
 
     def _job(self, request: TrainRequest, layout: Layout) -> _Job | None:
         """The job that it holds, or a new one; None where it lacks the base model."""

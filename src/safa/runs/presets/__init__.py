@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from safa.errors import SafaError
+from safa.errors import SafaError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,9 @@ def read(preset: str | Path) -> Mapping[str, Any]:
     if str(preset).endswith(_ENDING):
         return _settings(_text(Path(preset)), str(preset))
     if preset not in names():
-        raise SafaError(f"there is no preset {str(preset)!r}; there is {', '.join(names())}, or give a file, FILE.toml")
+        close = did_you_mean(preset, names())
+        others = f"there is {', '.join(names())}, or give a file, FILE.toml"
+        raise SafaError(f"there is no preset {str(preset)!r}{close}; {others}")
     return _own(str(preset))
 
 

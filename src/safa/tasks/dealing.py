@@ -1,0 +1,287 @@
+"""Which client holds which training samples: the ways of this package to deal them.
+
+A partition is a function `(samples, rng, *parameters)` that returns, for every client, the indices of its samples. The
+parameters are texts, as they stand behind the name: `dirichlet:0.3`. `safa.tasks.partitions` finds them by name.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safa.errors import SafaError
+
+__all__ = [
+    "PARAMETERS",
+    "Partition",
+    "Samples",
+    "checked_parts",
+    "column",
+    "contiguous",
+    "decides_sizes",
+    "dirichlet",
+    "iid",
+    "natural",
+    "quantity",
+    "shards",
+]
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+_BINS = 10
+_MOST_LABELS = 20  # floating targets with more values than this are continuous
+
+_LARGEST_ALPHA = 1e9  # beyond this all clients draw the same proportions anyway, and numbers overflow
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """The training samples that a partition deals, and what is known of them and of the clients."""
+
+    targets: NDArray[Any]
+    sizes: _Floats
+    """How much data the clients hold relative to each other; all 1 for a partition that decides that itself."""
+    columns: Mapping[str, ArrayLike] = field(default_factory=dict)
+    """Further facts about the samples, one value for each, by name."""
+    inputs: Any = None
+    """An array or a tensor, where it is known."""
+    shards: Sequence[_Ints] | None = None
+    """For every client of the data, which samples are its own, where the data come in such parts."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.sizes)
+
+    def labels(self, kind: str) -> NDArray[Any]:
+        """The targets, if there is one for each sample."""
+        if self.targets.size != len(self.targets):
+            shape = list(self.targets.shape[1:])
+            raise SafaError(f"{kind} needs one label per sample, not targets of shape {shape}")
+        return self.targets.reshape(-1)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """The column of that name, or of that number among the inputs, counted from 0."""
+        if name in self.columns:
+            return np.asarray(self.columns[name])
+        inputs = self.inputs
+        if inputs is not None and inputs.ndim == 2 and name.isdecimal() and int(name) < inputs.shape[1]:
+            return np.asarray(inputs[:, int(name)])
+        named = ", ".join(self.columns) or "none by name"
+        numbers = f", and 0 to {inputs.shape[1] - 1}" if inputs is not None and inputs.ndim == 2 else ""
+        raise SafaError(f"there is no column {name!r} of the training data; there are {named}{numbers}")
+
+
+Partition = Callable[..., Sequence[_Ints]]
+"""A function (samples, rng, *parameters); `rng` is seeded by the run."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def decides_sizes(function: _Function) -> _Function:
+    """Mark a partition that decides itself how many samples every client holds; the fleet then follows it."""
+    function.decides_sizes = True  # type: ignore[attr-defined]
+    return function
+
+
+def contiguous(samples: Samples, rng: np.random.Generator) -> list[_Ints]:
+    """Slices in the order of the file, as in the paper's experiments."""
+    return _cut(np.arange(len(samples.targets)), samples.sizes)
+
+
+def iid(samples: Samples, rng: np.random.Generator) -> list[_Ints]:
+    """Slices of a random order."""
+    return _cut(rng.permutation(len(samples.targets)), samples.sizes)
+
+
+def dirichlet(samples: Samples, rng: np.random.Generator, alpha: str) -> list[_Ints]:
+    """Every client draws the proportions of its labels; the smaller ALPHA, the fewer it holds.
+
+    The draw is Dirichlet(ALPHA) where labels are equally frequent, and its mean is their frequency where they are not
+    (Hsu, Qi and Brown, 2019). Continuous targets are binned by deciles. Sizes are met exactly, so that clients who come
+    late in a random order take what is left of a label and not always what they drew.
+    """
+    labels = _classes(samples.labels(f"dirichlet:{alpha}"))
+    return _dirichlet(labels, _ends(samples.sizes, len(labels)), _positive(alpha), rng)
+
+
+@decides_sizes
+def quantity(samples: Samples, rng: np.random.Generator, alpha: str) -> list[_Ints]:
+    """Every client draws its share of all samples; the smaller ALPHA, the less equal they are."""
+    shares = rng.dirichlet(np.full(samples.clients, min(_positive(alpha), _LARGEST_ALPHA)))
+    return _cut(rng.permutation(len(samples.targets)), shares)
+
+
+def shards(samples: Samples, rng: np.random.Generator, n: str) -> list[_Ints]:
+    """Sorted by label and cut into equal shards, of which every client gets N at random.
+
+    McMahan et al., 2017. All clients then hold the same number of samples, up to rounding, whatever their sizes.
+    """
+    return _shards(samples.labels(f"shards:{n}"), samples.clients, _whole(n), rng)
+
+
+@decides_sizes
+def column(samples: Samples, rng: np.random.Generator, name: str) -> list[_Ints]:
+    """A client for every value of a column of the data; fewer clients hold several values each.
+
+    Values are then dealt in random order, each to the client that holds the fewest samples so far.
+    """
+    values = samples.column(name)
+    if values.shape != (len(samples.targets),):
+        raise SafaError(f"the column {name!r} needs one value per sample, not the shape {list(values.shape)}")
+    found, of_sample, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if samples.clients > len(found):
+        raise SafaError(f"the column {name!r} has {len(found)} values, too few for {samples.clients} clients")
+    owner = _owners(counts, samples.clients, rng)[of_sample]
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+
+
+@decides_sizes
+def natural(samples: Samples, rng: np.random.Generator) -> list[_Ints]:
+    """The clients that the data come from; fewer clients are a random choice of them."""
+    if samples.shards is None:
+        raise SafaError("partition = natural needs data that come in shards, a part for each client")
+    there = len(samples.shards)
+    if samples.clients > there:
+        raise SafaError(f"the data are those of {there} clients, and not of {samples.clients}")
+    chosen = np.sort(rng.choice(there, samples.clients, replace=False))
+    return [np.asarray(samples.shards[shard]) for shard in chosen]
+
+
+def checked_parts(parts: Sequence[ArrayLike], samples: int, *, what: str) -> list[_Ints]:
+    """Indices of samples for every client, each sample at most once and nobody without; `what` calls a part."""
+    arrays = [_indices(part, f"{what} {number}", samples) for number, part in enumerate(parts)]
+    if not arrays:
+        raise SafaError(f"there must be a {what} at least")
+    seen = np.bincount(np.concatenate(arrays), minlength=samples)
+    if seen.max() > 1:
+        raise SafaError(f"sample {int(seen.argmax())} is in a {what} more than once; a sample has one owner")
+    return arrays
+
+
+def _indices(part: ArrayLike, name: str, samples: int) -> _Ints:
+    array = np.asarray(part)
+    if array.ndim != 1 or not len(array):
+        raise SafaError(f"{name} must be a list of one sample at least, not of shape {list(array.shape)}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise SafaError(f"{name} must hold whole numbers, the indices of samples, not {array.dtype}")
+    if array.min() < 0 or array.max() >= samples:
+        wrong = int(array.min() if array.min() < 0 else array.max())
+        raise SafaError(f"{name} names sample {wrong}, but the samples are 0 to {samples - 1}")
+    return array.astype(np.int64)
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SafaError(f"ALPHA must be a number above 0, not {text!r}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SafaError(f"N must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise SafaError("NAME must be that of a column, or its number")
+    return text
+
+
+PARAMETERS: dict[str, Callable[[str], object]] = {"alpha": _positive, "n": _whole, "name": _named}
+"""What checks a parameter of the partitions above, by its name."""
+
+# -- how it is done --------------------------------------------------------------------------------------------------
+
+
+def _cut(order: _Ints, sizes: _Floats) -> list[_Ints]:
+    """Slices of an order in proportion to sizes."""
+    return np.split(order, _ends(sizes, len(order))[:-1])
+
+
+def _owners(counts: _Ints, clients: int, rng: np.random.Generator) -> _Ints:
+    """For every value of a column, given how many samples have it, the client that gets these samples."""
+    if clients == len(counts):
+        return np.arange(clients)
+    owners, held = np.empty(len(counts), dtype=np.int64), [(0, client) for client in range(clients)]
+    for value in rng.permutation(len(counts)):
+        samples, client = held[0]
+        owners[value] = client
+        heapq.heapreplace(held, (samples + int(counts[value]), client))
+    return owners
+
+
+def _ends(sizes: _Floats, count: int) -> _Ints:
+    """Where the clients' slices of `count` samples end, in proportion to their sizes and with none of them empty."""
+    ends = np.rint(np.cumsum(sizes) / sizes.sum() * count).astype(np.int64)
+    ends[-1] = count
+    least = np.arange(1, len(ends) + 1)
+    spare = np.minimum(np.maximum.accumulate(np.maximum(ends - least, 0)), count - len(ends))
+    return np.asarray(spare + least, dtype=np.int64)
+
+
+def _classes(targets: NDArray[np.generic]) -> _Ints:
+    """Labels numbered from 0; targets that are continuous are binned by deciles."""
+    values, labels = np.unique(targets, return_inverse=True)
+    if np.issubdtype(targets.dtype, np.floating) and len(values) > _MOST_LABELS:
+        edges = np.quantile(targets.astype(np.float64), np.arange(1, _BINS) / _BINS)
+        labels = np.unique(np.searchsorted(edges, targets, side="right"), return_inverse=True)[1]
+    return np.asarray(labels, dtype=np.int64)
+
+
+def _shards(labels: NDArray[np.generic], clients: int, each: int, rng: np.random.Generator) -> list[_Ints]:
+    if clients * each > len(labels):
+        raise SafaError(f"{len(labels)} training samples cannot be cut into {clients * each} shards")
+    shards = np.array_split(np.argsort(labels, kind="stable"), clients * each)
+    hands = rng.permutation(clients * each).reshape(clients, each)
+    return [rng.permutation(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
+
+
+def _dirichlet(labels: _Ints, ends: _Ints, alpha: float, rng: np.random.Generator) -> list[_Ints]:
+    left = np.bincount(labels)
+    concentration = min(alpha, _LARGEST_ALPHA) * len(left) * left / left.sum()
+    shares = rng.dirichlet(concentration, len(ends))
+    sizes = np.diff(ends, prepend=0)
+    taken = np.zeros(shares.shape, dtype=np.int64)
+    for client in rng.permutation(len(ends)):
+        taken[client] = _hand(int(sizes[client]), shares[client], left)
+        left -= taken[client]
+    return _dealt(labels, taken, ends, rng)
+
+
+def _hand(size: int, shares: _Floats, left: _Ints) -> _Ints:
+    """How many samples of each label a client takes: by its shares, as long as there are some left."""
+    hand = np.zeros_like(left)
+    while size > 0:
+        weights = np.where(left > hand, shares, 0.0)
+        if weights.sum() <= 0:
+            weights = (left - hand).astype(np.float64)
+        more = np.diff(np.rint(np.cumsum(weights) / weights.sum() * size).astype(np.int64), prepend=0)
+        more = np.minimum(more, left - hand)
+        hand += more
+        size -= int(more.sum())
+    return hand
+
+
+def _dealt(labels: _Ints, taken: _Ints, ends: _Ints, rng: np.random.Generator) -> list[_Ints]:
+    """The samples, in random order, dealt so that client k gets taken[k, label] of every label."""
+    order = rng.permutation(len(labels))
+    by_label = order[np.argsort(labels[order], kind="stable")]
+    clients, kinds = taken.shape
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_label] = np.repeat(np.tile(np.arange(clients), kinds), taken.T.ravel())
+    return np.split(order[np.argsort(owner[order], kind="stable")], ends[:-1])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.scaffold import compare
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from safa.tasks import task_of
 from safa.testing import TakenStep, check_aggregator
 from safa.training import Layout
 from safa.training.setup import make_shards
+from tests.aggregation.skewed import compare
 from tests.training.problems import make
 
 PROBLEM = make("network")

@@ -150,7 +150,7 @@ def test_a_run_with_parts_of_the_work_is_resumed_and_replayed(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("trainer", ["batched", "serial"])
-def test_less_work_makes_another_model(trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_work_makes_another_model(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_sparing(tmp_path / "packages", monkeypatch)
     models = [
         simulate("boston", protocol=protocol, rounds=2, trainer=trainer).model() for protocol in ("fedavg", "sparing")

@@ -26,6 +26,7 @@ from safa.tasks import task_of
 from safa.testing import TakenStep, check_aggregator
 from safa.training import Layout
 from safa.training.setup import make_shards
+from tests.aggregation.skewed import compare
 from tests.training.problems import make
 
 PROBLEM = make("network")
@@ -219,3 +220,15 @@ def test_updates_of_older_versions_and_received_ones_are_refused() -> None:
     inbox = Inbox(row_of(experiment), memory_mb=1.0)
     with pytest.raises(MisuseError, match="not known"):
         inbox.step_sizes(record.client, record.base, record.work)
+
+
+# -- what it is good for ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_reaches_the_accuracy_of_fedavg_in_fewer_rounds_where_labels_are_skewed(seed: int) -> None:
+    """As docs/aggregation.md says; there with more seeds, learning rates and rounds."""
+    fedavg, scaffold, late, early = compare(lr=0.1, seed=seed, partition="shards:2", rounds=40)
+    assert scaffold > fedavg + 0.02
+    assert early <= 0.75 * late

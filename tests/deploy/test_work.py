@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,13 @@ import pytest
 from safa import replay
 from safa.runs import Run
 from tests.deploy.harness import Harness, apart
-
-DOCS = Path(__file__).parents[2] / "docs" / "own-protocol.md"
+from tests.sparing import install_sparing
 
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The protocol of the docs, as if its package was installed."""
-    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    place = tmp_path / "packages"
-    metadata = place / "sparing-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (place / "sparing_protocol.py").write_text(examples[1])
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sparing\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[safa.protocols]\nsparing = sparing_protocol:Sparing\n")
-    monkeypatch.syspath_prepend(place)
+    install_sparing(tmp_path / "packages", monkeypatch)
 
 
 def shares(run: Run) -> list[dict[int, float]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from mypy import api
@@ -302,6 +303,16 @@ def test_numbers_about_clients_are_one_value_of_a_sweep(name: str) -> None:
     assert _listed(name, [4.0, 3.0]) == [[4.0, 3.0]]
     assert _listed(name, ["a.txt", Path("b.txt")]) == ["a.txt", Path("b.txt")]
     assert _listed("fraction", (0.1, 0.3)) == [0.1, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [("speeds", [1.0, 0.5]), ("sizes", np.ones(2)), ("links", [(1.4, 1.4), (2.0, 2.0)]), ("trace", [[0, 0.0, 9.0]])],
+)
+def test_several_lists_of_numbers_are_several_values(name: str, one: Any) -> None:
+    assert len(_listed(name, one)) == 1
+    assert len(_listed(name, [one, one])) == 2
+    assert len(_listed(name, [one, "speeds.txt"])) == 2
 
 
 def test_workers_need_a_problem_with_a_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import weakref
@@ -12,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
+
+import numpy as np
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "sweep"]
 
-_WORLD = ("speeds", "sizes", "links", "trace")
-"""Settings that are a file, or numbers about the clients."""
+_WORLD = {"speeds": 1, "sizes": 1, "links": 2, "trace": 2}
+"""Settings that are a file, or numbers about the clients, and how deep these are nested."""
 
 
 def combinations(
@@ -259,8 +262,20 @@ def sweep(
 
 
 def _listed(name: str, value: Any) -> list[Any]:
-    """The values of a setting: a list or a range has several, anything else is one, as are numbers about clients."""
+    """The values of a setting: a list or a range has several, anything else is one.
+
+    Numbers about the clients are a list themselves: several of those are a list of lists, of arrays or of files.
+    """
     if not isinstance(value, list | tuple | range):
         return [value]
-    is_one = name in _WORLD and not all(isinstance(item, str | os.PathLike) for item in value)
+    is_one = name in _WORLD and all(_depth(item) < _WORLD[name] for item in value)
     return [value] if is_one else list(value)
+
+
+def _depth(value: Any) -> float:
+    """How deep lists are nested in a value; a file or a data frame is as deep as need be."""
+    if isinstance(value, list | tuple):
+        return 1 + max(map(_depth, value[:1]), default=0)
+    if isinstance(value, str | os.PathLike) or hasattr(value, "columns"):
+        return math.inf
+    return np.ndim(value)

@@ -217,3 +217,16 @@ def test_the_picture_is_drawn_from_the_run_it_names() -> None:
     exec((ROOT / "docs" / "client_map.py").read_text(encoding="utf-8"), names)
     drawn = names["draw"](list(names["run_rounds"](names["SETTINGS"])))
     assert (ROOT / "docs" / "client-map.svg").read_text(encoding="utf-8").strip() == drawn.strip()
+
+
+@pytest.mark.slow
+def test_the_sweep_of_the_docs_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweeping, reading = blocks("docs/sweeps.md")
+    exec(sweeping.replace("until=", 'out="d", until='), {})
+    said = capsys.readouterr().out
+    assert "is first to accuracy=0.5,held=2: after" in said
+    exec(reading, {})
+    assert capsys.readouterr().out.endswith("6 runs\n")

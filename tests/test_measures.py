@@ -299,11 +299,11 @@ def test_a_metric_may_have_the_name_of_a_column() -> None:
 
 def test_the_best_of_a_sweep_is_the_lowest_where_lower_is_better(tmp_path: Path) -> None:
     runs = combinations(["boston"], {"train": [False], "rounds": [3], "protocol": ["safa", "fedavg"]})
-    list(run_sweep(runs, tmp_path / "results.csv"))
+    list(run_sweep(runs, tmp_path / "sweep"))
     rows = [
         {("metric.ppl" if name == "metric.accuracy" else name): value for name, value in row.items()}
         | {"metric.ppl": "lower", "last_ppl": ppl, "best_ppl": ppl, "client_ppl_mean": 2 * ppl}
-        for row, ppl in zip(read_table(tmp_path / "results.csv"), (3.0, 2.0), strict=True)
+        for row, ppl in zip(read_table(tmp_path / "sweep" / "results.csv"), (3.0, 2.0), strict=True)
     ]
     page = sweep_page(rows)
     assert "lowest ppl of the last model: fedavg, with 2." in text_of(page)

@@ -379,7 +379,7 @@ def test_a_task_of_ones_own(attribute: str, at_home: None) -> None:
     reference = f"my_tasks_for_safa:{attribute}"
     task = find_task(reference)
     assert (task.name, task.samples, task.clients, task.rounds, task.epochs) == (reference, 6, 10, 20, 1)
-    assert (task.batch_size, task.lr, task.round_limit_s, task.speed_floor) == (32, 0.01, math.inf, 0.05)
+    assert (task.batch_size, task.lr, task.round_limit_s, task.speed_floor) == (32, "auto", math.inf, 0.05)
     assert isinstance(task.load(), Problem)
     assert task.load() is find_task(reference).load()
     settings = Settings.of(reference, clients=3, mean_size=2)

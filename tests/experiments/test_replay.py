@@ -114,7 +114,7 @@ class Deployment:
 
 def test_a_deployment_is_replayed_with_the_data_of_its_clients() -> None:
     """Clients enrol in an order of their own, leave and return; the replay trains what the server received."""
-    settings = Settings.of(task_of(PROBLEM, "test"), clients=4, epochs=2, batch_size=8, rounds=9)
+    settings = Settings.of(task_of(PROBLEM, "test"), clients=4, epochs=2, batch_size=8, rounds=9, lr=0.01)
     shards = np.split(np.arange(SAMPLES), [30, 100, 120])[::-1]
     server = Deployment(settings, shards)
     rng = np.random.default_rng(1)

@@ -136,9 +136,9 @@ def test_a_column_of_a_sweep_keeps_its_own_setting_apart(install: Path, tmp_path
     runs = combinations(
         ["boston"], {"protocol": ["heavy"], "rounds": [2], "train": [False], "protocol_options": [options]}
     )
-    (row,) = run_sweep(runs, tmp_path / "results.csv")
+    (row,) = run_sweep(runs, tmp_path / "sweep")
     assert (row["momentum"], row["protocol.momentum"]) == (0.0, 0.5)
-    (read,) = read_table(tmp_path / "results.csv")
+    (read,) = read_table(tmp_path / "sweep" / "results.csv")
     assert (read["seed"], read["protocol.seed"]) == (0, 1)
 
 

@@ -40,7 +40,7 @@ def sweep(tmp_path: Path, tasks: list[str], **given: list[Any]) -> list[dict[str
     values: dict[str, list[Any]] = {"train": [False], "rounds": [5]}
     runs = combinations(tasks, values | given)
     table = tmp_path / "results.csv"
-    assert len(list(run_sweep(runs, table))) == len(runs)
+    assert len(list(run_sweep(runs, tmp_path, keep="nothing", force=True))) == len(runs)
     return read_table(table)
 
 
@@ -200,7 +200,7 @@ def spoilt(table: Path, line: int, column: str, text: str) -> None:
         (2, "fraction", "some", "line 3: fraction must be a number, not 'some'"),
         (1, "seed", "", "line 2: seed must be a number, not None"),
         (1, "train", "perhaps", "line 2: train must be True or False, not 'perhaps'"),
-        (1, "wall_time_s", "soon", "line 2: wall_time_s must be a number or nothing, not 'soon'"),
+        (1, "futility", "some", "line 2: futility must be a number or nothing, not 'some'"),
         (2, "task", "", "line 3: there is no task"),
         (1, "protocol", "x" * 200_000, "line 2: field larger than field limit"),
     ],
@@ -245,8 +245,8 @@ def test_a_folder_gets_its_report(tmp_path: Path) -> None:
     path = write_report(tmp_path / "run")
     assert path == tmp_path / "run" / "report.html"
     assert "SAFA on boston" in path.read_text()
-    sweep(tmp_path, ["boston"], seed=[0, 1])
-    assert "Sweep on boston" in write_report(tmp_path).read_text()
+    sweep(tmp_path / "sweep", ["boston"], seed=[0, 1])
+    assert "Sweep on boston" in write_report(tmp_path / "sweep").read_text()
     assert not list(tmp_path.rglob("*.part"))
 
 

@@ -26,6 +26,7 @@ from safa.cli import program as cli
 from safa.cli.program import main
 from safa.deploy.exchange.coordinator import Coordinator
 from safa.errors import SafaError
+from safa.experiments.results import load_sweep
 from safa.experiments.simulate import Experiment, run_to_end
 from safa.report import read_table
 from safa.runs import RunWriter
@@ -41,6 +42,10 @@ WORDS: tuple[Any, ...] = (
     None, True, False, "word", "", "\x1b[31m", -1, 0, 1, 7, 10**12, 10**30, -(10**400), 0.5, -2.5, 1e308, math.nan,
     math.inf, [], [[]], [1, "a"], {}, {"a": 1},
 )  # fmt: skip
+
+_SWEEP = "sweep boston --clients 3 --rounds 2 --fraction 0.3,0.5 --seed 0,1 --until loss=0.4 --workers 1 --quiet"
+SWEEPS = {kind: [*_SWEEP.split(), "--keep", keep] for kind, keep in (("sweep", "records"), ("table", "nothing"))}
+"""The commands of the sweeps, by the names of their folders."""
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +64,8 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for _ in range(4):
         next(rounds)
     rounds.close()  # type: ignore[attr-defined]
-    values = ["--clients", "3", "--rounds", "2", "--fraction", "0.3,0.5", "--seed", "0,1", "--workers", "1", "--quiet"]
-    assert main(["sweep", "boston", "--no-train", *values, "--out", str(base / "sweep")]) == 0
+    for kind, command in SWEEPS.items():
+        assert main([*command, "--out", str(base / kind)]) == 0
     given = {"clients": 3, "rounds": 3}
     Harness(base / "deployed", given).run()
     harness = Harness(base / "halted", given)
@@ -71,6 +76,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "fedbuff": base / "fedbuff",
         "stopped": base / "stopped",
         "sweep": base / "sweep",
+        "table": base / "table",
         "deployed": base / "deployed" / "run",
         "halted": base / "halted" / "run",
     }
@@ -214,6 +220,7 @@ def load(folder: Path) -> tuple[int, str]:
     try:
         if not (folder / "rounds.jsonl").exists() and (folder / "results.csv").exists():
             read_table(folder / "results.csv")
+            load_sweep(folder).best("loss=0.5" if (folder / "runs").exists() else None)
             return 0, ""
         run = load_run(folder)
         list(run.records())
@@ -237,13 +244,15 @@ def resume_deployment(folder: Path) -> tuple[int, str]:
 def uses(kind: str, folder: Path, number: int) -> Iterator[tuple[str, Callable[[], tuple[int, str]]]]:
     """What is called on a folder, by name; those that may change it come last."""
     yield "load", lambda: load(folder)
-    if kind != "sweep":
+    if kind not in SWEEPS:
         yield "replay", lambda: called(["replay", str(folder)])
-    if number % (3 if kind == "sweep" else REPORT_EVERY) == 0:
+    if number % (3 if kind in SWEEPS else REPORT_EVERY) == 0:
         yield "report", lambda: called(["report", str(folder)])
     if kind == "halted":
         yield "deploy", lambda: resume_deployment(folder)
-    elif kind != "sweep":
+    elif kind in SWEEPS:
+        yield "resume", lambda: called([*SWEEPS[kind], "--out", str(folder)])
+    else:
         yield "resume", lambda: called(["run", "--resume", str(folder), "--quiet"])
 
 
@@ -263,13 +272,15 @@ def check(kind: str, folder: Path, number: int, how: str, counts: Counter[str]) 
             assert tree(folder) == before, (how, name, said)
 
 
-@pytest.mark.parametrize("kind", ["run", "fedbuff", "stopped", "sweep", "deployed", "halted"])
+@pytest.mark.parametrize("kind", ["run", "fedbuff", "stopped", "sweep", "table", "deployed", "halted"])
 def test_whatever_is_damaged_is_reported_in_one_sentence(
     kind: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "_parser", functools.cache(cli._parser))  # which is a third of the time
     draw = random.Random(f"damage {kind}")
-    files = sorted(path.relative_to(folders[kind]) for path in folders[kind].rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(folders[kind]) for path in folders[kind].rglob("*") if path.is_file() and path.stat().st_size
+    )
     counts: Counter[str] = Counter()
     number = 0
     while number < MUTATIONS // len(folders):

@@ -13,7 +13,7 @@ from safa import simulate
 from safa.cli.program import main
 from safa.errors import SafaError
 from safa.experiments import replay
-from safa.experiments.sweep import columns
+from safa.experiments.sweep import run_sweep
 from safa.runs import Run, RunWriter, has_checkpoint, load_run, new_folder
 from safa.runs.lock import hold
 from safa.runs.settings import Settings
@@ -220,13 +220,36 @@ def test_a_deployment_is_replaced_with_all_that_belongs_to_it_but_not_while_its_
     assert tree(folder).keys() == {"config.toml", "rounds.jsonl", "clients/c-0/diary.txt"}
 
 
-def test_a_sweep_is_replaced_by_its_header(tmp_path: Path) -> None:
-    (tmp_path / "results.csv").write_text(",".join(columns([SETTINGS])) + "\n")
-    (tmp_path / "notes.txt").write_text("mine")
+def test_a_sweep_is_replaced_with_its_runs_and_nothing_else(tmp_path: Path) -> None:
+    assert len(list(run_sweep([SETTINGS], tmp_path))) == 1
+    (tmp_path / "runs" / "0002.part-77").mkdir()
+    (tmp_path / "runs" / "0002.part-77" / "config.toml.part").touch()
+    mine = ("notes.txt", "runs/notes.txt", "runs/0001/notes.txt")
+    for name in mine:
+        (tmp_path / name).write_text("mine")
     with pytest.raises(SafaError, match="already holds a run"):
         new_folder(tmp_path, force=False)
+    with hold(tmp_path), pytest.raises(SafaError, match="a sweep works on the run in"):
+        new_folder(tmp_path, force=True)
     new_folder(tmp_path, force=True)
-    assert tree(tmp_path) == {"notes.txt": b"mine"}
+    assert tree(tmp_path) == dict.fromkeys(mine, b"mine")
+
+
+def test_what_is_not_the_run_of_a_sweep_keeps_everything(tmp_path: Path) -> None:
+    assert len(list(run_sweep([SETTINGS], tmp_path / "sweep"))) == 1
+    (tmp_path / "sweep" / "runs" / "0001").rename(tmp_path / "elsewhere")
+    (tmp_path / "sweep" / "runs" / "0001").symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    with pytest.raises(SafaError, match="is not what this program wrote under that name"):
+        new_folder(tmp_path / "sweep", force=True)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["config.toml.part", "sweep.json.part"])
+def test_a_folder_in_which_a_program_was_killed_at_once_is_empty(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("half of it")
+    RunWriter.begin(tmp_path, SETTINGS).close()
+    assert load_run(tmp_path).settings == SETTINGS
 
 
 def test_settings_that_are_wrong_remove_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = [
     "LEVEL",
@@ -59,10 +60,14 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
 
     The interval is that of the mean logarithm. All values have to be above 0.
     """
-    logs = mean_interval([math.log(value / other) for value, other in zip(values, others, strict=True)])
+    logs = paired_difference([math.log(value) for value in values], [math.log(other) for other in others])
     if logs.low is None or logs.high is None:
-        return Interval(math.exp(logs.mean))
-    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high))
+        return Interval(_exp(logs.mean))
+    return Interval(_exp(logs.mean), _exp(logs.low), _exp(logs.high))
+
+
+def _exp(power: float) -> float:
+    return math.exp(power) if power < 700 else math.inf
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -72,6 +77,7 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / (1 << count))
 
 
+@cache
 def t_quantile(degrees: int, level: float = LEVEL) -> float:
     """The t of which Student's distribution has the share `level` between -t and t."""
     low, high = 0.0, 1.0

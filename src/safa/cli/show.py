@@ -88,7 +88,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
         f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, "
-        f"crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, {settings.clock} clock, seed {settings.seed}.",
+        f"crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, {settings.clock} clock, "
+        f"seed {settings.seed}.",
         soft_wrap=True,
     )
     console.print(_metrics_table(values, settings.metrics))

@@ -17,7 +17,7 @@ from safa.errors import SafaError
 from safa.experiments.results import load_sweep
 from safa.experiments.sweep import combinations, run_sweep
 from safa.runs import Settings, next_folder
-from safa.runs.sweep_folder import KEEPS
+from safa.runs.sweep_folder import KEEPS, SweepFolder
 from safa.tasks import TASKS
 
 __all__ = ["add", "run"]
@@ -96,5 +96,7 @@ def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path) -
         for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
             finished += 1
     except KeyboardInterrupt:
-        kept = f"at least {finished} of {len(runs)} runs are finished and kept in {folder}"
+        there = SweepFolder.of(folder, runs, arguments.keep)
+        finished = max(finished, sum(map(there.is_finished, range(len(runs)))))  # those that are not in the table yet
+        kept = f"{finished} of {len(runs)} runs are finished and kept in {folder}"
         raise KeyboardInterrupt(f"{kept}; resume with the same command and --out {folder}") from None

@@ -61,12 +61,12 @@ class Setting:
     def geometric_time_s(self) -> float | None:
         """The geometric mean of the times to the target, over the seeds in which it was reached."""
         times = self.numbers(_TIME)
-        return math.exp(math.fsum(map(math.log, times)) / len(times)) if times and min(times) > 0 else None
+        return math.exp(math.fsum(map(math.log, times)) / len(times)) if times and _have_logarithms(times) else None
 
     def times_as_long(self, other: Setting) -> Interval | None:
         """How many times as long as another setting it takes to the target; none unless both reach it in all seeds."""
         times, others = self.numbers(_TIME), other.numbers(_TIME)
-        if not len(times) == len(others) == len(self.rows) or min(*times, *others) <= 0:
+        if not len(times) == len(others) == len(self.rows) or not _have_logarithms([*times, *others]):
             return None
         return paired_ratio(times, others)
 
@@ -84,10 +84,14 @@ class Setting:
         return any(a.get(_TIME) is None and b.get(_TIME) is not None and not _is_sooner(b, a) for a, b in pairs)
 
 
+def _have_logarithms(times: Sequence[float]) -> bool:
+    return all(0 < time < math.inf for time in times)
+
+
 def _is_sooner(row: Row, other: Row) -> bool:
     """Whether a run reached the target before another one did, or was at its end without."""
     time, limit = row.get(_TIME), other.get(_TIME)
-    return time is not None and bool(time < (other["virtual_time_s"] if limit is None else limit))
+    return time is not None and bool(time < ((other.get("virtual_time_s") or 0.0) if limit is None else limit))
 
 
 def by_setting(varied: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list[Setting]:
@@ -248,7 +252,7 @@ def rank_by_metric(task: str, settings: Sequence[Setting], directions: Mapping[s
     metric = next(iter(directions), "loss")
     name, sign = f"last_{metric}", -1 if higher_is_better(metric, directions) else 1
     if any(setting.mean(name) is None for setting in settings):
-        raise SafaError(f"not every run of the sweep has a {metric}, so that no setting can be called the best")
+        raise SafaError(f"not every run of the sweep has a last {metric}, so that no setting can be called the best")
     ordered = sorted(settings, key=lambda setting: sign * mean_interval(setting.numbers(name)).mean)
     standings = []
     for setting in ordered:

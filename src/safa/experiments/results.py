@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safa.analysis import Target, reached
+from safa.analysis import METRICS, TARGET_METRICS, Target, reached
 from safa.errors import SafaError
 from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
@@ -19,6 +19,9 @@ from safa.runs.sweep_folder import SweepFolder, short
 __all__ = ["Sweep", "best", "csv_line", "load_sweep", "parsed_row", "read_rows", "row_of"]
 
 
+_MOST_DIGITS = 19  # a number with more is no whole one that this program wrote
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A finished sweep, in its folder."""
@@ -26,8 +29,6 @@ class Sweep:
     place: SweepFolder
     rows: list[Row]
     """For every run, in the order of the plan, its settings and metrics by name."""
-    kept: object = None
-    """What has to last as long as the sweep: its temporary folder, where it is in one."""
 
     @property
     def folder(self) -> Path:
@@ -67,7 +68,8 @@ class Sweep:
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
         first = self.rows[numbers[0]]
         directions = {n.removeprefix("metric."): row for n, row in first.items() if n.startswith("metric.") and row}
-        asked, own = target or first.get("until") or "", first.get("until") or ""
+        own = str(first.get("until") or "")
+        asked = target or own
         settings = by_setting([self.place.varied[n] for n in numbers], [self.rows[n] for n in numbers])
         if not asked:
             return rank_by_metric(chosen, settings, directions)
@@ -98,18 +100,30 @@ def best(folder: str | Path, target: str | None = None, *, task: str | None = No
     return load_sweep(folder).best(target, task=task)
 
 
-def load_sweep(folder: str | Path, kept: object = None) -> Sweep:
+def load_sweep(folder: str | Path) -> Sweep:
     """Read the folder of a finished sweep."""
     place = SweepFolder.read(Path(folder))
     runs = len(place.varied)
     if place.keep == "nothing":
-        names, *lines = _lines(place.table)
-        rows = [parsed_row(names, line) for line in lines]
+        rows = _read_table(place.table)
     else:
         rows = [row_of(place.run(number)) for number in range(runs) if place.is_finished(number)]
     if len(rows) != runs:
         raise SafaError(f"{len(rows)} of the {runs} runs in {folder} are finished; the command of the sweep resumes it")
-    return Sweep(place, rows, kept)
+    return Sweep(place, rows)
+
+
+def _read_table(path: Path) -> list[Row]:
+    """The rows of the table of a sweep, checked."""
+    names, *lines = _lines(path)
+    if not {"task", *METRICS} <= set(names) or len(names) > len(set(names)):
+        raise SafaError(f"{path} is not the table of a sweep: it has other columns")
+    rows = [parsed_row(names, line) for line in lines]
+    for name in (name for name in names if name in METRICS | TARGET_METRICS or name.startswith(("best_", "last_"))):
+        for number, row in enumerate(rows, 2):
+            if isinstance(row[name], str | bool):
+                raise SafaError(f"{path}, line {number}: {name} must be a number or nothing, not {row[name]!r}")
+    return rows
 
 
 def row_of(run: Run) -> Row:
@@ -165,9 +179,7 @@ def _parsed(text: str) -> Any:
     words = {"": None, "True": True, "False": False}
     if text in words:
         return words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    try:
+        return int(text) if text.lstrip("-").isdecimal() and len(text) < _MOST_DIGITS else float(text)
+    except ValueError:
+        return text

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
@@ -93,17 +95,28 @@ def run_one(
     """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
         experiment = Experiment(settings, problem)
-        rounds = run_to_end(experiment, None)  # so that no checkpoints are written
         if path is None:
-            for _ in rounds:
+            for _ in run_to_end(experiment, None):
                 pass
+            summary = experiment.summary()
         else:
-            writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
-            for record in rounds:
-                writer.add(record)
-            writer.close(experiment.summary(), experiment.model() if with_model else None)
-            finish_run(path)
-    return experiment.settings.values() | experiment.summary()
+            summary = _write_run(experiment, path, with_model=with_model)
+    return experiment.settings.values() | summary
+
+
+def _write_run(experiment: Experiment, path: Path, *, with_model: bool) -> dict[str, Any]:
+    """Run an experiment to its end and write its folder, without checkpoints; return its metrics."""
+    writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
+    try:
+        for record in run_to_end(experiment, None):
+            writer.add(record)
+    except BaseException:
+        writer.close()
+        raise
+    summary = experiment.summary()
+    writer.close(summary, experiment.model() if with_model else None)
+    finish_run(path)
+    return summary
 
 
 @contextlib.contextmanager
@@ -231,13 +244,18 @@ def sweep(
     problem = own.load() if own is not None and workers == 1 else None  # several workers load it by its name
     if own is not None and own.name == UNNAMED and workers > 1:
         raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
-    kept = None
+    folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
+    try:
+        for _ in run_sweep(runs, folder, workers=workers, keep=keep, force=force, problem=problem):
+            pass
+        found = load_sweep(folder)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if out is None:
-        kept = TemporaryDirectory(prefix="safa-sweep-")
-        out = Path(kept.name, "sweep")
-    for _ in run_sweep(runs, Path(out), workers=workers, keep=keep, force=force, problem=problem):
-        pass
-    return load_sweep(out, kept)
+        weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
+    return found
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -83,7 +83,7 @@ def _check_kind(name: str, value: Any, where: str) -> None:
 
 def _is_metric(name: str) -> bool:
     """Whether a column holds what a run came to, and no setting."""
-    return name in METRICS or name in TARGET_METRICS or name == "wall_time_s" or name.startswith(_SCORES)
+    return name in METRICS or name in TARGET_METRICS or name.startswith(_SCORES)
 
 
 def _directions(rows: Sequence[Row]) -> dict[str, str]:

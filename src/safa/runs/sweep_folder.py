@@ -74,7 +74,7 @@ class SweepFolder:
         if not isinstance(found, dict) or found.get("format") != SWEEP_FORMAT:
             raise SafaError(f"{path / SWEEP} is of a format that this version cannot read")
         keep, runs = found.get("keep"), found.get("runs")
-        if keep not in KEEPS or not isinstance(runs, list) or not runs or not all(map(_is_planned, runs)):
+        if keep not in KEEPS or not isinstance(runs, list) or not all(map(_is_planned, runs)) or not _is_plan(runs):
             raise SafaError(f"{path / SWEEP} is damaged: it does not hold the plan of a sweep")
         return cls(path, keep, tuple(run["varied"] for run in runs), tuple(run["check"] for run in runs))
 
@@ -196,4 +196,15 @@ def _is_planned(run: Any) -> bool:
     if not isinstance(run, dict) or not isinstance(run.get("varied"), dict) or not isinstance(run.get("check"), str):
         return False
     values = run["varied"].values()
-    return "seed" in run["varied"] and all(isinstance(v, str | int | float | None) for v in values)
+    return type(run["varied"].get("seed")) is int and all(isinstance(v, str | int | float | None) for v in values)
+
+
+def _is_plan(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every setting has the same seeds."""
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        setting = {name: value for name, value in run["varied"].items() if name != "seed"}
+        seeds.setdefault(json.dumps(setting), []).append(run["varied"]["seed"])
+    return len({tuple(sorted(of)) for of in seeds.values()}) == 1 and all(
+        len(of) == len(set(of)) for of in seeds.values()
+    )

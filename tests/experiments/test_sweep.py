@@ -257,6 +257,13 @@ def test_without_records_only_the_own_target_can_be_asked_for(tmp_path: Path) ->
         plain.best("accuracy=0.1")
 
 
+def test_runs_with_different_targets_are_compared_by_one_that_is_named() -> None:
+    found = sweep("boston", until=["loss=100", "loss=1e-9"], rounds=2)
+    with pytest.raises(SafaError, match="had several targets; name one, such as loss=100"):
+        found.best()
+    assert [standing.setting.reached for standing in found.best("loss=100").standings] == [1, 1]
+
+
 def test_a_sweep_that_is_not_finished_has_no_answer(tmp_path: Path) -> None:
     rows: Iterator[Any] = run_sweep(RUNS, tmp_path)
     for _ in range(3):

@@ -66,19 +66,18 @@ class Sweep:
         """
         chosen = self._task(task)
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
-        first = self.rows[numbers[0]]
-        directions = {n.removeprefix("metric."): row for n, row in first.items() if n.startswith("metric.") and row}
-        own = str(first.get("until") or "")
-        asked = target or own
-        settings = by_setting([self.place.varied[n] for n in numbers], [self.rows[n] for n in numbers])
-        if not asked:
-            return rank_by_metric(chosen, settings, directions)
-        wanted = Target.parse(asked, directions)
-        until = Target.parse(own, directions) if own else None
+        rows, varied = ([of[number] for number in numbers] for of in (self.rows, self.place.varied))
+        directions = {n.removeprefix("metric."): way for n, way in rows[0].items() if n.startswith("metric.") and way}
+        own = list(dict.fromkeys(str(row.get("until") or "") for row in rows))
+        if target is None and len(own) > 1:
+            raise SafaError(f"the runs of the sweep had several targets; name one, such as {own[0] or own[1]}")
+        if not (target or own[0]):
+            return rank_by_metric(chosen, by_setting(varied, rows), directions)
+        wanted = Target.parse(target or own[0], directions)
+        until = Target.parse(own[0], directions) if own[0] and len(own) == 1 else None
         if wanted != until:
-            rows = [self.rows[n] | self._reached(n, wanted, until) for n in numbers]
-            settings = by_setting([self.place.varied[n] for n in numbers], rows)
-        return rank_by_target(chosen, settings, wanted, until)
+            rows = [row | self._reached(number, wanted, until) for number, row in zip(numbers, rows, strict=True)]
+        return rank_by_target(chosen, by_setting(varied, rows), wanted, until)
 
     def _task(self, task: str | None) -> str:
         if task is None and len(self.tasks) > 1:

@@ -213,9 +213,9 @@ def test_the_same_model_in_a_later_round_is_another_request_where_that_counts(
     given: dict[str, Any], tmp_path: Path
 ) -> None:
     """A round that changes nothing makes a version that is equal to the one before."""
-    config, later = config_of(**given), {"version": 7, "round": 8, "model": False}
-    device = Device("ann", tmp_path, partition=2)
-    first, second = (updated(device.train(request_of(config=config, **when))) for when in ({}, later))
+    device, config = Device("ann", tmp_path, partition=2), config_of(**given)
+    first = updated(device.train(request_of(config=config)))
+    second = updated(device.train(request_of(config=config, version=7, round=8, model=False)))
     assert any(not np.array_equal(first[name], second[name]) for name in first)
     assert held(tmp_path)["version"] == 7
 

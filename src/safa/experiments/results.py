@@ -13,8 +13,10 @@ from safa.analysis import METRICS, TARGET_METRICS, Target, reached
 from safa.errors import SafaError
 from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
+from safa.runs.frames import frame
 from safa.runs.storage import reading
-from safa.runs.sweep_folder import SweepFolder, short
+from safa.runs.sweep_folder import SweepFolder
+from safa.runs.values import shown
 
 __all__ = ["Sweep", "best", "csv_line", "load_sweep", "parsed_row", "read_rows", "row_of"]
 
@@ -52,11 +54,7 @@ class Sweep:
 
     def to_pandas(self) -> Any:
         """The rows as a data frame of pandas."""
-        try:
-            import pandas
-        except ModuleNotFoundError:
-            raise SafaError("a data frame needs pandas, which is not installed: pip install 'safa[pandas]'") from None
-        return pandas.DataFrame(self.rows)
+        return frame(self.rows)
 
     def best(self, target: str | None = None, *, task: str | None = None) -> Best:
         """Which setting is first to a target, by how much, and whether the seeds allow saying so.
@@ -66,7 +64,8 @@ class Sweep:
         """
         chosen = self._task(task)
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
-        rows, varied = ([of[number] for number in numbers] for of in (self.rows, self.place.varied))
+        rows = [self.rows[number] for number in numbers]
+        varied = [self.place.varied[number] for number in numbers]
         directions = {n.removeprefix("metric."): way for n, way in rows[0].items() if n.startswith("metric.") and way}
         own = list(dict.fromkeys(str(row.get("until") or "") for row in rows))
         if target is None and len(own) > 1:
@@ -166,7 +165,7 @@ def csv_line(values: Sequence[Any]) -> bytes:
 
 def _cell(value: Any) -> Any:
     """A value as a table has it; numbers as Python writes them, whoever computed them."""
-    return repr(float(value)) if isinstance(value, float) else short(value)
+    return repr(float(value)) if isinstance(value, float) else shown(value)
 
 
 def parsed_row(names: Sequence[str], cells: Sequence[str]) -> Row:

@@ -19,11 +19,12 @@ from safa import load_run, simulate
 from safa.analysis import TARGET_METRICS, Target, reached
 from safa.cli.program import main
 from safa.errors import SafaError
-from safa.experiments.results import best, csv_line, load_sweep, parsed_row
+from safa.experiments.results import best, load_sweep
 from safa.experiments.sweep import combinations, run_sweep, sweep
 from safa.runs.lock import hold
 from safa.runs.settings import Settings
 from safa.runs.sweep_folder import KEEPS, Keep, SweepFolder
+from safa.runs.table import csv_line, parsed_row
 from safa.tasks import Problem
 from safa.tasks.problem import Metric
 from tests.programs import started
@@ -167,13 +168,13 @@ def test_a_damaged_sweep_is_one_sentence(tmp_path: Path) -> None:
     whole, planned = table.read_text(), plan.read_text()
     for text, said in (
         (whole.replace("protocol", "rule", 1), "other columns"),
-        (whole.replace("\nboston,", "\n", 1), r"line 2: needs \d+ fields, not \d+"),
+        (whole.replace("\nboston,", "\n", 1), r"line 2: needs \d+ fields, as many as there are columns, not \d+"),
     ):
         table.write_text(text)
         with pytest.raises(SafaError, match=said):
             next(run_sweep(RUNS, tmp_path, keep="nothing"))
     table.write_bytes(b"\xff\n")
-    with pytest.raises(SafaError, match="it is not a table"):
+    with pytest.raises(SafaError, match="it is not text"):
         load_sweep(tmp_path)
     table.write_text(whole)
     for text, said in (

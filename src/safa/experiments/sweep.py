@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
-from safa.experiments.results import Sweep, csv_line, load_sweep, parsed_row, read_rows, row_of
+from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end
 from safa.experiments.workers import pool
 from safa.fleet import check_sizes
@@ -25,6 +25,7 @@ from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
 from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
+from safa.runs.table import csv_line, parsed_row
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task
 

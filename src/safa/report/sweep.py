@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +15,7 @@ from safa.report.figures import Axis
 from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
 from safa.report.words import TITLES, capital, number, value_of
 from safa.runs.settings import Settings
+from safa.runs.table import parsed_row, read_cells
 
 __all__ = ["read_table", "sweep_page", "sweep_sections"]
 
@@ -32,8 +31,6 @@ _DIRECTION = "metric."
 _SERIES, _CHARTED = 8, 4
 """The most curves in one chart, and the most metrics that have charts."""
 
-
-_LARGEST_WHOLE = 2**63 - 1
 _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "rounds", "clients", *_COLUMNS)
 """Columns that are needed to distinguish and compare runs."""
 _KINDS = {item.name: str(item.type) for item in fields(Settings)}
@@ -41,27 +38,12 @@ _KINDS = {item.name: str(item.type) for item in fields(Settings)}
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a `results.csv`, numbers as numbers; an incomplete last row is ignored."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SafaError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SafaError(f"cannot read {path}: it is not text") from None
-    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
-    try:
-        names = next(lines, [])
-        for name in names:
-            if names.count(name) > 1:
-                raise SafaError(f"{path} has several columns {name!r}")
-        return [_row(names, row, f"{path}, line {lines.line_num}") for row in lines]
-    except csv.Error as error:
-        raise SafaError(f"{path}, line {lines.line_num}: {error}") from None
+    (_, names), *lines = read_cells(path) or [("", [])]
+    return [_row(names, cells, where) for where, cells in lines]
 
 
-def _row(names: Sequence[str], row: Sequence[str], where: str) -> dict[str, Any]:
-    if len(row) != len(names):
-        raise SafaError(f"{where}: needs {len(names)} fields, as many as there are columns, not {len(row)}")
-    values = dict(zip(names, map(_parsed, row), strict=True))
+def _row(names: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
+    values = parsed_row(names, cells)
     for name, value in values.items():
         _check_kind(name, value, where)
     return values
@@ -91,20 +73,6 @@ def _directions(rows: Sequence[Row]) -> dict[str, str]:
     columns = [name for name in rows[0] if name.startswith(_DIRECTION)]
     found = {name: next((row[name] for row in rows if row.get(name) is not None), None) for name in columns}
     return {name.removeprefix(_DIRECTION): better for name, better in found.items() if better is not None}
-
-
-def _parsed(text: str) -> Any:
-    if text in ("", "True", "False"):
-        return {"": None, "True": True, "False": False}[text]
-    try:
-        whole = int(text)
-        return whole if abs(whole) <= _LARGEST_WHOLE else float(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, all_metrics, higher_is_better
@@ -28,6 +29,7 @@ _SCORES = ("best_", "last_", "client_")
 """How the columns of a model's scores begin; behind that comes the name of a metric."""
 _DIRECTION = "metric."
 """How the columns begin that say of a metric whether higher or lower is better."""
+_TIME = "time_to_target_s"
 _SERIES, _CHARTED = 8, 4
 """The most curves in one chart, and the most metrics that have charts."""
 
@@ -212,7 +214,7 @@ def _curves(rows: Sequence[Row]) -> list[str]:
     """The metrics that have charts."""
     names = list(_directions(rows))[:_CHARTED] or ["loss"]
     scores = [f"last_{names[0]}", f"best_{names[0]}", *(f"last_{name}" for name in names[1:])]
-    return ["time_to_target_s", "round_length_s", *scores, *_CURVES]
+    return [_TIME, "round_length_s", *scores, *_CURVES]
 
 
 def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
@@ -246,11 +248,12 @@ def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
             best = min(means, key=lambda key: sign * means[key])
             places |= set(settings[best])
             on = f" on {task}" if "task" in plan.varied else ""
-            said.setdefault(word, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
+            kind = "geometric mean" if metric == _TIME else "mean"
+            by = f"{word} ({kind} over the seeds)" if "seed" in plan.varied else word
+            said.setdefault(by, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
     if not said:
         return set(), _NONE_BEST if len(_settings_of(rows, rows[0]["task"], plan)) > 1 else _ONE_SETTING
-    over = " (mean over the seeds)" if "seed" in plan.varied else ""
-    words = [f"The best setting is the one with the {word}{over}: {'; '.join(found)}." for word, found in said.items()]
+    words = [f"The best setting is the one with the {by}: {'; '.join(found)}." for by, found in said.items()]
     return places, f"{' '.join(words)} It is marked in the table."
 
 
@@ -261,7 +264,7 @@ _NONE_BEST = "No setting has a finite score, or reached its target, in every run
 def _judged_by(rows: Sequence[Row]) -> tuple[str, str, int]:
     """What decides which setting of a task is the best: the metric, that in words, and -1 where more is better."""
     if any(row.get("until") for row in rows):
-        return "time_to_target_s", "shortest time to the target", 1
+        return _TIME, "shortest time to the target", 1
     directions = _directions(rows)
     main = next(iter(directions), "loss")
     if not any(row.get(f"last_{main}") is not None for row in rows):
@@ -281,9 +284,14 @@ def _settings_of(rows: Sequence[Row], task: Any, plan: _Plan) -> dict[str, list[
 
 
 def _mean(rows: Sequence[Row], places: Sequence[int], metric: str) -> float | None:
-    """The mean of a metric over these rows; None where one of them has no finite number."""
+    """The mean of a metric over these rows, the geometric one of times to a target, as `safa best` has it.
+
+    None where one of them has no finite number.
+    """
     values: list[Any] = [rows[place].get(metric) for place in places]
-    return sum(values) / len(values) if all(map(_is_number, values)) else None
+    if not all(map(_is_number, values)):
+        return None
+    return geometric_mean(values) if metric == _TIME and min(values) > 0 else sum(values) / len(values)
 
 
 def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +53,15 @@ def problem() -> Problem:
         train=(x[:20], x[:20, 0]),
         test=(x[20:], x[20:, 0]),
     )
+
+
+MADE: list[Problem] = []
+
+
+def make_sharded() -> Problem:
+    """The same, with shards: its fleet cannot be made without it."""
+    MADE.append(replace(problem(), shards=[np.arange(10), np.arange(10, 20)]))
+    return MADE[-1]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -243,6 +254,13 @@ def test_a_sweep_of_an_own_problem(tmp_path: Path) -> None:
     assert found.best("error=100").first.reached == 1
     with pytest.raises(SafaError, match="runs with workers=1"):
         sweep(problem(), rounds=3, workers=2)
+
+
+def test_a_function_that_makes_a_problem_is_called_once() -> None:
+    MADE.clear()
+    found = sweep(make_sharded, rounds=2, lr=0.1, seed=range(2))
+    assert [row["task"] for row in found.rows] == [f"{__name__}:make_sharded"] * 2
+    assert len(MADE) == 1
 
 
 def test_without_records_only_the_own_target_can_be_asked_for(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def combinations(
     refuse_unused(made)
     runs = [settings for settings, _ in made]
     samples = {task.name: task.samples for task in known}
-    given_problem = next((task.load() for task in known if task.name == UNNAMED), None)
+    problems = {task.name: task.load() for task in tasks if isinstance(task, Task)}
     for settings in _one_per_world(runs):
-        fleet = fleet_of(settings, given_problem)
+        fleet = fleet_of(settings, problems.get(settings.task))
         run_rounds(settings, fleet)
         if settings.train:
             check_sizes(settings, fleet, samples[settings.task])

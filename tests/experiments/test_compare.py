@@ -170,6 +170,8 @@ def test_the_command_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     answer = json.loads(capsys.readouterr().out)
     assert answer["target"] == "accuracy=0.2"
     assert [standing["reached"] for standing in answer["settings"]] == [2, 2]
+    assert main(["replay", str(tmp_path / "runs" / "0001")]) == 0
+    assert "that of the run itself was not kept" in capsys.readouterr().out
     assert main(["best", str(tmp_path)]) == 0
     assert "has the best accuracy of the last model" in capsys.readouterr().out
     assert main(["best", str(tmp_path), "--target", "f1=0.2"]) == 2

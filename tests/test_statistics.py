@@ -61,6 +61,7 @@ def test_one_value_has_no_interval_and_excludes_nothing() -> None:
     assert paired_ratio([4.0], [4.0]) == Interval(1.0)
     assert not Interval(3.0).excludes(0.0)
     assert mean_interval([1.0, math.inf]) == Interval(math.inf)
+    assert math.isnan(mean_interval([-math.inf, math.inf]).mean)
 
 
 def test_values_that_are_all_the_same_exclude_all_others() -> None:

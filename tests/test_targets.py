@@ -156,6 +156,12 @@ def test_the_best_of_a_sweep_with_a_target_is_there_first(whole: list[RoundRecor
     said = text_of(sweep_page(rows))
     assert f"The best setting is the one with the shortest time to the target: C {best:g}, with" in said
     assert "Time to target" in said
+    many = [
+        row | {"seed": seed, "time_to_target_s": time}
+        for row, of in zip(rows, ((1.0, 100.0), (30.0, 30.0)), strict=True)
+        for seed, time in enumerate(of)
+    ]
+    assert "(geometric mean over the seeds): C 0.2, with 10" in text_of(sweep_page(many)), "as safa best has it"
     assert "when the target was reached that was then held" in sweep_page(rows)
     assert "No setting has a finite score, or reached its target" in text_of(
         sweep_page([row | {"time_to_target_s": None} for row in rows])

@@ -173,6 +173,15 @@ def test_parts_of_the_work_are_counted_by_their_steps(trainer: str) -> None:
         torch.testing.assert_close(learner.model, paper.x, rtol=1e-9, atol=1e-9)
 
 
+def test_a_learning_rate_of_zero_leaves_the_control_variates_alone() -> None:
+    experiment = Experiment(settings_of(schedule="step:4:0"), PROBLEM)
+    aggregator: Any = experiment.server.learner._aggregator  # type: ignore[union-attr]
+    seen = [(row_of(experiment).clone(), aggregator.exact_sum()) for _ in experiment.rounds()]
+    assert torch.isfinite(seen[-1][1]).all()
+    assert all(torch.equal(*pair) for pair in zip(seen[3], seen[-1], strict=True))
+    assert not torch.equal(seen[2][1], seen[3][1])
+
+
 # -- where it is refused ---------------------------------------------------------------------------------------------
 
 

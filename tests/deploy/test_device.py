@@ -208,6 +208,18 @@ def test_another_share_of_the_work_is_another_request(tmp_path: Path) -> None:
     assert held(tmp_path)["work"] == 1.0
 
 
+@pytest.mark.parametrize("given", [{"shuffle": True}, {"schedule": "cosine"}], ids=str)
+def test_the_same_model_in_a_later_round_is_another_request_where_that_counts(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    """A round that changes nothing makes a version that is equal to the one before."""
+    device, config = Device("ann", tmp_path, partition=2), config_of(**given)
+    first = updated(device.train(request_of(config=config)))
+    second = updated(device.train(request_of(config=config, version=7, round=8, model=False)))
+    assert any(not np.array_equal(first[name], second[name]) for name in first)
+    assert held(tmp_path)["version"] == 7
+
+
 def test_a_schedule_of_ones_own_is_refused(tmp_path: Path) -> None:
     why = "a schedule of your own cannot be deployed: devices do not import os.path:exists"
     config = config_of(schedule="warmup:3+os.path:exists")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,12 @@ def test_a_model_is_one_array_however_many_tensors_it_has() -> None:
 def test_what_a_server_of_another_version_says_is_an_error() -> None:
     with pytest.raises(SafaError, match="server's message cannot be read"):
         read_train_request(to_records(JoinRequest(deployment="d", config="c")))
+
+
+@pytest.mark.parametrize("work", [0.0, -0.5, 1.5])
+def test_a_share_that_is_none_is_an_error(work: float) -> None:
+    with pytest.raises(SafaError, match="work is not above 0 and at most 1"):
+        read_train_request(to_records(replace(request(None), work=work)))
 
 
 def with_head(**changes: Any) -> RecordDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ def test_six_seeds_that_all_say_the_same_are_enough_without_an_interval() -> Non
         assert ranked(a=[10.0] * seeds, b=[None] * seeds).is_certain is certain
 
 
+def test_seeds_that_speak_for_the_second_do_not_make_the_first_certain() -> None:
+    """The one that reaches the target in all seeds comes first, though another one is sooner in most of them."""
+    found = ranked(sure=[100.0] * 10, quick=[None] + [10.0] * 9)
+    assert names(found) == ["sure", "quick"]
+    assert not found.is_certain
+    assert found.sentences()[1].endswith("is known to be behind in 1 and ahead in 9 of them.")
+
+
 def test_a_run_that_ended_too_early_says_nothing() -> None:
     found = rank_by_target("t", settings(50.0, a=[100.0] * 6, b=[None] * 6), TARGET, None)
     assert not found.is_certain
@@ -118,6 +127,13 @@ def test_metrics_have_a_direction(direction: str, first: str) -> None:
     assert found.sentences()[1].startswith("The seeds allow saying so: ")
     assert "is worse by 0.1 (95% interval 0.0752 to 0.125)" in found.sentences()[1]
     assert by_metric({}, a=[3.0], b=[2.0]).first.name == "b"
+
+
+def test_models_that_diverged_are_the_worst() -> None:
+    found = by_metric({}, a=[math.nan, 0.1], b=[2.0, math.inf], c=[math.inf, 2.0], d=[3.0, 3.0])
+    assert names(found) == ["d", "b", "c", "a"]
+    assert not found.is_certain
+    assert names(by_metric({}, b=[2.0, math.inf], c=[math.inf, 2.0])) == ["b", "c"]
 
 
 def test_a_sweep_that_trained_nothing_has_no_best_setting() -> None:
@@ -154,6 +170,8 @@ def test_the_command_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     answer = json.loads(capsys.readouterr().out)
     assert answer["target"] == "accuracy=0.2"
     assert [standing["reached"] for standing in answer["settings"]] == [2, 2]
+    assert main(["replay", str(tmp_path / "runs" / "0001")]) == 0
+    assert "that of the run itself was not kept" in capsys.readouterr().out
     assert main(["best", str(tmp_path)]) == 0
     assert "has the best accuracy of the last model" in capsys.readouterr().out
     assert main(["best", str(tmp_path), "--target", "f1=0.2"]) == 2

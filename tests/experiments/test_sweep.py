@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +21,12 @@ from safa import load_run, simulate
 from safa.analysis import TARGET_METRICS, Target, reached
 from safa.cli.program import main
 from safa.errors import SafaError
-from safa.experiments.results import best, csv_line, load_sweep, parsed_row
+from safa.experiments.results import best, load_sweep
 from safa.experiments.sweep import combinations, run_sweep, sweep
 from safa.runs.lock import hold
 from safa.runs.settings import Settings
 from safa.runs.sweep_folder import KEEPS, Keep, SweepFolder
+from safa.runs.table import csv_line, parsed_row
 from safa.tasks import Problem
 from safa.tasks.problem import Metric
 from tests.programs import started
@@ -50,6 +53,15 @@ def problem() -> Problem:
         train=(x[:20], x[:20, 0]),
         test=(x[20:], x[20:, 0]),
     )
+
+
+MADE: list[Problem] = []
+
+
+def make_sharded() -> Problem:
+    """The same, with shards: its fleet cannot be made without it."""
+    MADE.append(replace(problem(), shards=[np.arange(10), np.arange(10, 20)]))
+    return MADE[-1]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -167,13 +179,13 @@ def test_a_damaged_sweep_is_one_sentence(tmp_path: Path) -> None:
     whole, planned = table.read_text(), plan.read_text()
     for text, said in (
         (whole.replace("protocol", "rule", 1), "other columns"),
-        (whole.replace("\nboston,", "\n", 1), r"line 2: needs \d+ fields, not \d+"),
+        (whole.replace("\nboston,", "\n", 1), r"line 2: needs \d+ fields, as many as there are columns, not \d+"),
     ):
         table.write_text(text)
         with pytest.raises(SafaError, match=said):
             next(run_sweep(RUNS, tmp_path, keep="nothing"))
     table.write_bytes(b"\xff\n")
-    with pytest.raises(SafaError, match="it is not a table"):
+    with pytest.raises(SafaError, match="it is not text"):
         load_sweep(tmp_path)
     table.write_text(whole)
     for text, said in (
@@ -244,6 +256,13 @@ def test_a_sweep_of_an_own_problem(tmp_path: Path) -> None:
         sweep(problem(), rounds=3, workers=2)
 
 
+def test_a_function_that_makes_a_problem_is_called_once() -> None:
+    MADE.clear()
+    found = sweep(make_sharded, rounds=2, lr=0.1, seed=range(2))
+    assert [row["task"] for row in found.rows] == [f"{__name__}:make_sharded"] * 2
+    assert len(MADE) == 1
+
+
 def test_without_records_only_the_own_target_can_be_asked_for(tmp_path: Path) -> None:
     made(tmp_path / "until", "nothing")
     made(tmp_path / "records")
@@ -255,6 +274,13 @@ def test_without_records_only_the_own_target_can_be_asked_for(tmp_path: Path) ->
     plain = sweep("boston", rounds=2, keep="nothing")
     with pytest.raises(SafaError, match="were not kept, so that no target can be asked for"):
         plain.best("accuracy=0.1")
+
+
+def test_runs_with_different_targets_are_compared_by_one_that_is_named() -> None:
+    found = sweep("boston", until=["loss=100", "loss=1e-9"], rounds=2)
+    with pytest.raises(SafaError, match="had several targets; name one, such as loss=100"):
+        found.best()
+    assert [standing.setting.reached for standing in found.best("loss=100").standings] == [1, 1]
 
 
 def test_a_sweep_that_is_not_finished_has_no_answer(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def test_rounds_may_come_in_any_order_and_stay_at_the_last_one() -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("step:10", "EVERY is a whole number of at least 1 and FACTOR a number of at least 0, as in step:10:0.5"),
-        ("step:0:0.5", "EVERY is"), ("step:2.5:0.5", "EVERY is"), ("step:5:-1", "EVERY is"),
+        ("step:10", "EVERY is a whole number of at least 1 and FACTOR a number from 0 to 1, as in step:10:0.5"),
+        ("step:0:0.5", "EVERY is"), ("step:2.5:0.5", "EVERY is"), ("step:5:-1", "EVERY is"), ("step:5:1.1", "EVERY is"),
         ("step:5:nan", "EVERY is"), ("step:5:inf", "EVERY is"), ("step", "EVERY is"),
         ("warmup", "ROUNDS is a whole number of at least 1, as in warmup:5"), ("warmup:0", "ROUNDS"),
         ("warmup:-3", "ROUNDS"), ("warmup:x", "ROUNDS"),

@@ -52,10 +52,11 @@ class Scaffold(RowPerClient):
         return moved / total if total else moved
 
     def _controls(self, updates: Updates) -> Tensor:
-        """c_k := c_k - c + (x - y_k) / (steps * learning rate)."""
-        per_step = updates.deltas.double() / torch.from_numpy(updates.step_size).to(self._sum).unsqueeze(1)
-        model = self.versions.model
-        return (self._rows_of(updates.client).double() - self._mean() - per_step).to(model.dtype)
+        """c_k := c_k - c + (x - y_k) / (steps * learning rate); a client whose learning rate is 0 keeps its own."""
+        size = torch.from_numpy(updates.step_size).to(self._sum).unsqueeze(1)
+        own = self._rows_of(updates.client).double()
+        new = own - self._mean() - updates.deltas.double() / size
+        return torch.where(size > 0, new, own).to(self.versions.model.dtype)
 
     def _check(self, updates: Updates) -> None:
         if np.any(updates.base != self.versions.latest):

@@ -42,8 +42,10 @@ class Interval:
 def mean_interval(values: Sequence[float]) -> Interval:
     """The mean of independent values with its interval: mean +- t * s / sqrt(n)."""
     count = len(values)
+    if not all(map(math.isfinite, values)):
+        return Interval(sum(values) / count)
     mean = math.fsum(values) / count
-    if count < 2 or not math.isfinite(mean):
+    if count < 2:
         return Interval(mean)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     half = t_quantile(count - 1) * math.sqrt(variance / count)

@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Replay a run, and print how far its model is from the run's own."""
     replayed = load_run(arguments.folder)
-    own = replayed.model() if replayed.summary is not None and replayed.settings.train else None
+    own = replayed.model() if replayed.summary is not None and replayed.has_model() else None
     model = replay(
         replayed,
         arguments.task,
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if arguments.out:
         _save(model, Path(arguments.out))
-    Console(highlight=False).print(_outcome(model, own), soft_wrap=True)
+    outcome = _outcome(model, own, is_finished=replayed.summary is not None)
+    Console(highlight=False).print(outcome, soft_wrap=True)
 
 
 def _save(model: dict[str, Tensor], file: Path) -> None:
@@ -58,7 +59,9 @@ def _save(model: dict[str, Tensor], file: Path) -> None:
         write_atomically(file, save(model))
 
 
-def _outcome(model: Mapping[str, Tensor], own: Mapping[str, Tensor] | None) -> str:
+def _outcome(model: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, *, is_finished: bool) -> str:
+    if own is None and is_finished:
+        return "The model was trained again from the records; that of the run itself was not kept."
     if own is None:
         return "The run is not finished; its records were replayed as far as they go."
     apart = max(float((model[name].double() - own[name].double()).abs().max()) for name in own)

@@ -243,7 +243,8 @@ def _note(ordered: Sequence[Setting], target: Target, until: Target | None) -> s
 def _standing(setting: Setting, first: Setting) -> Standing:
     """Where a setting stands; where not all seeds reached the target, the seeds are counted by the sign test."""
     behind = setting.times_as_long(first)
-    is_told = behind.excludes(1.0) if behind else sign_test(*first.sooner_and_later(setting)) <= 1 - LEVEL
+    sooner, later = first.sooner_and_later(setting)
+    is_told = behind.excludes(1.0) if behind else sooner > later and sign_test(sooner, later) <= 1 - LEVEL
     return Standing(setting, setting.geometric_time_s, behind, is_told)
 
 
@@ -253,10 +254,11 @@ def rank_by_metric(task: str, settings: Sequence[Setting], directions: Mapping[s
     name, sign = f"last_{metric}", -1 if higher_is_better(metric, directions) else 1
     if any(setting.mean(name) is None for setting in settings):
         raise SafaError(f"not every run of the sweep has a last {metric}, so that no setting can be called the best")
-    ordered = sorted(settings, key=lambda setting: sign * mean_interval(setting.numbers(name)).mean)
+    means = [mean_interval(setting.numbers(name)).mean for setting in settings]
+    order = sorted(range(len(means)), key=lambda place: (math.isnan(means[place]), sign * means[place]))
     standings = []
-    for setting in ordered:
-        numbers, best = ([sign * number for number in one.numbers(name)] for one in (setting, ordered[0]))
+    for place in order:
+        numbers, best = ([sign * number for number in settings[of].numbers(name)] for of in (place, order[0]))
         behind = paired_difference(numbers, best)
-        standings.append(Standing(setting, mean_interval(setting.numbers(name)).mean, behind, behind.excludes(0.0)))
+        standings.append(Standing(settings[place], means[place], behind, behind.excludes(0.0)))
     return Best(task, None, metric, standings)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,11 @@ from safa.analysis import METRICS, TARGET_METRICS, Target, reached
 from safa.errors import SafaError
 from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
-from safa.runs.storage import reading
-from safa.runs.sweep_folder import SweepFolder, short
+from safa.runs.frames import frame
+from safa.runs.sweep_folder import SweepFolder
+from safa.runs.table import parsed_row, read_cells
 
-__all__ = ["Sweep", "best", "csv_line", "load_sweep", "parsed_row", "read_rows", "row_of"]
-
-
-_MOST_DIGITS = 19  # a number with more is no whole one that this program wrote
+__all__ = ["Sweep", "best", "load_sweep", "read_rows", "row_of"]
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,7 @@ class Sweep:
 
     def to_pandas(self) -> Any:
         """The rows as a data frame of pandas."""
-        try:
-            import pandas
-        except ModuleNotFoundError:
-            raise SafaError("a data frame needs pandas, which is not installed: pip install 'safa[pandas]'") from None
-        return pandas.DataFrame(self.rows)
+        return frame(self.rows)
 
     def best(self, target: str | None = None, *, task: str | None = None) -> Best:
         """Which setting is first to a target, by how much, and whether the seeds allow saying so.
@@ -66,19 +59,19 @@ class Sweep:
         """
         chosen = self._task(task)
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
-        first = self.rows[numbers[0]]
-        directions = {n.removeprefix("metric."): row for n, row in first.items() if n.startswith("metric.") and row}
-        own = str(first.get("until") or "")
-        asked = target or own
-        settings = by_setting([self.place.varied[n] for n in numbers], [self.rows[n] for n in numbers])
-        if not asked:
-            return rank_by_metric(chosen, settings, directions)
-        wanted = Target.parse(asked, directions)
-        until = Target.parse(own, directions) if own else None
+        rows = [self.rows[number] for number in numbers]
+        varied = [self.place.varied[number] for number in numbers]
+        directions = {n.removeprefix("metric."): way for n, way in rows[0].items() if n.startswith("metric.") and way}
+        own = list(dict.fromkeys(str(row.get("until") or "") for row in rows))
+        if target is None and len(own) > 1:
+            raise SafaError(f"the runs of the sweep had several targets; name one, such as {own[0] or own[1]}")
+        if not (target or own[0]):
+            return rank_by_metric(chosen, by_setting(varied, rows), directions)
+        wanted = Target.parse(target or own[0], directions)
+        until = Target.parse(own[0], directions) if own[0] and len(own) == 1 else None
         if wanted != until:
-            rows = [self.rows[n] | self._reached(n, wanted, until) for n in numbers]
-            settings = by_setting([self.place.varied[n] for n in numbers], rows)
-        return rank_by_target(chosen, settings, wanted, until)
+            rows = [row | self._reached(number, wanted, until) for number, row in zip(numbers, rows, strict=True)]
+        return rank_by_target(chosen, by_setting(varied, rows), wanted, until)
 
     def _task(self, task: str | None) -> str:
         if task is None and len(self.tasks) > 1:
@@ -115,15 +108,15 @@ def load_sweep(folder: str | Path) -> Sweep:
 
 def _read_table(path: Path) -> list[Row]:
     """The rows of the table of a sweep, checked."""
-    names, *lines = _lines(path)
-    if not {"task", *METRICS} <= set(names) or len(names) > len(set(names)):
+    (_, names), *lines = read_cells(path) or [("", [])]
+    if not {"task", *METRICS} <= set(names):
         raise SafaError(f"{path} is not the table of a sweep: it has other columns")
-    rows = [parsed_row(names, line) for line in lines]
-    for name in (name for name in names if name in METRICS | TARGET_METRICS or name.startswith(("best_", "last_"))):
-        for number, row in enumerate(rows, 2):
-            if isinstance(row[name], str | bool):
-                raise SafaError(f"{path}, line {number}: {name} must be a number or nothing, not {row[name]!r}")
-    return rows
+    metrics = [name for name in names if name in METRICS | TARGET_METRICS or name.startswith(("best_", "last_"))]
+    rows = [(where, parsed_row(names, cells)) for where, cells in lines]
+    for (where, row), name in itertools.product(rows, metrics):
+        if isinstance(row[name], str | bool):
+            raise SafaError(f"{where}: {name} must be a number or nothing, not {row[name]!r}")
+    return [row for _, row in rows]
 
 
 def row_of(run: Run) -> Row:
@@ -137,49 +130,7 @@ def read_rows(path: Path, names: Sequence[str]) -> list[list[str]]:
     """The cells of the rows that are whole in the table of a sweep with these columns; none where there is no table."""
     if not path.exists():
         return []
-    head, *rows = _lines(path)
+    (_, head), *rows = read_cells(path) or [("", [])]
     if head != list(names):
         raise SafaError(f"{path} is not the table of this sweep: it has other columns")
-    return rows
-
-
-def _lines(path: Path) -> list[list[str]]:
-    """The lines of a table, split into cells; a last one that was cut off does not count."""
-    try:
-        with reading(path):
-            text = path.read_bytes().decode()
-        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-    except (UnicodeDecodeError, csv.Error):
-        raise SafaError(f"{path} is damaged: it is not a table") from None
-    head = lines[0] if lines else []
-    for number, line in enumerate(lines, 1):
-        if len(line) != len(head):
-            raise SafaError(f"{path}, line {number}: needs {len(head)} fields, not {len(line)}")
-    return lines or [[]]
-
-
-def csv_line(values: Sequence[Any]) -> bytes:
-    """A line of a table."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow([_cell(value) for value in values])
-    return line.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    """A value as a table has it; numbers as Python writes them, whoever computed them."""
-    return repr(float(value)) if isinstance(value, float) else short(value)
-
-
-def parsed_row(names: Sequence[str], cells: Sequence[str]) -> Row:
-    """A row with numbers as numbers."""
-    return {name: _parsed(cell) for name, cell in zip(names, cells, strict=True)}
-
-
-def _parsed(text: str) -> Any:
-    words = {"": None, "True": True, "False": False}
-    if text in words:
-        return words[text]
-    try:
-        return int(text) if text.lstrip("-").isdecimal() and len(text) < _MOST_DIGITS else float(text)
-    except ValueError:
-        return text
+    return [cells for _, cells in rows]

@@ -55,8 +55,9 @@ class Experiment:
         if settings.train:
             problem = problem or load_problem(settings.task)
             settings = replace(settings, metrics=problem.directions)
-            self.settings, self.learning_rate_words = with_learning_rate(settings, problem)
-            settings, shards = self.settings, _shards(settings, problem, self._fleet)
+            shards = _shards(settings, problem, self._fleet)
+            self.settings, self.learning_rate_words = with_learning_rate(settings, problem, shards)
+            settings = self.settings
             self._learning, self._notes = _learning(settings, problem, protocol, shards), _about(problem)
         self.server = Server(
             protocol,
@@ -133,14 +134,17 @@ def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
     return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
 
 
-def with_learning_rate(settings: Settings, problem: Problem | None = None) -> tuple[Settings, str]:
+def with_learning_rate(
+    settings: Settings, problem: Problem | None = None, shards: Shards | None = None
+) -> tuple[Settings, str]:
     """Settings with a learning rate that is a number, and how it was found, where a range test had to find it."""
     if settings.lr != "auto" or not settings.train:
         return settings, ""
     from safa.training.range_test import find_learning_rate
 
     problem = problem or load_problem(settings.task)
-    found = find_learning_rate(settings, problem, _shards(settings, problem, fleet_of(settings, problem)))
+    held = _shards(settings, problem, fleet_of(settings, problem)) if shards is None else shards
+    found = find_learning_rate(settings, problem, held)
     return replace(settings, lr=found.lr), found.words
 
 

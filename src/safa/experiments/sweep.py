@@ -18,7 +18,7 @@ import numpy as np
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
-from safa.experiments.results import Sweep, csv_line, load_sweep, parsed_row, read_rows, row_of
+from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end
 from safa.experiments.workers import pool
 from safa.fleet import check_sizes
@@ -28,6 +28,7 @@ from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
 from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
+from safa.runs.table import csv_line, parsed_row
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task
 
@@ -58,9 +59,9 @@ def combinations(
     refuse_unused(made)
     runs = [settings for settings, _ in made]
     samples = {task.name: task.samples for task in known}
-    given_problem = next((task.load() for task in known if task.name == UNNAMED), None)
+    problems = {task.name: task.load() for task in tasks if isinstance(task, Task)}
     for settings in _one_per_world(runs):
-        fleet = fleet_of(settings, given_problem)
+        fleet = fleet_of(settings, problems.get(settings.task))
         run_rounds(settings, fleet)
         if settings.train:
             check_sizes(settings, fleet, samples[settings.task])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
@@ -50,6 +51,6 @@ def _speeds(run: Run) -> ArrayLike | None:
     """The speeds of the clients, which do not depend on what they hold, if the run was simulated with such a fleet."""
     try:
         simulated = run.roster() is None and run.clients_at_start() == run.settings.clients
-        return make_fleet(run.settings, [1.0] * run.settings.clients).speeds if simulated else None
+        return make_fleet(run.settings, np.ones(run.settings.clients)).speeds if simulated else None
     except SafaError:
         return None

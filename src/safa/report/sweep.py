@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, all_metrics, higher_is_better
@@ -17,6 +16,7 @@ from safa.report.figures import Axis
 from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
 from safa.report.words import TITLES, capital, number, value_of
 from safa.runs.settings import Settings
+from safa.runs.table import parsed_row, read_cells
 
 __all__ = ["read_table", "sweep_page", "sweep_sections"]
 
@@ -29,11 +29,10 @@ _SCORES = ("best_", "last_", "client_")
 """How the columns of a model's scores begin; behind that comes the name of a metric."""
 _DIRECTION = "metric."
 """How the columns begin that say of a metric whether higher or lower is better."""
+_TIME = "time_to_target_s"
 _SERIES, _CHARTED = 8, 4
 """The most curves in one chart, and the most metrics that have charts."""
 
-
-_LARGEST_WHOLE = 2**63 - 1
 _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "rounds", "clients", *_COLUMNS)
 """Columns that are needed to distinguish and compare runs."""
 _KINDS = {item.name: str(item.type) for item in fields(Settings)}
@@ -41,27 +40,12 @@ _KINDS = {item.name: str(item.type) for item in fields(Settings)}
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a `results.csv`, numbers as numbers; an incomplete last row is ignored."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SafaError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SafaError(f"cannot read {path}: it is not text") from None
-    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
-    try:
-        names = next(lines, [])
-        for name in names:
-            if names.count(name) > 1:
-                raise SafaError(f"{path} has several columns {name!r}")
-        return [_row(names, row, f"{path}, line {lines.line_num}") for row in lines]
-    except csv.Error as error:
-        raise SafaError(f"{path}, line {lines.line_num}: {error}") from None
+    (_, names), *lines = read_cells(path) or [("", [])]
+    return [_row(names, cells, where) for where, cells in lines]
 
 
-def _row(names: Sequence[str], row: Sequence[str], where: str) -> dict[str, Any]:
-    if len(row) != len(names):
-        raise SafaError(f"{where}: needs {len(names)} fields, as many as there are columns, not {len(row)}")
-    values = dict(zip(names, map(_parsed, row), strict=True))
+def _row(names: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
+    values = parsed_row(names, cells)
     for name, value in values.items():
         _check_kind(name, value, where)
     return values
@@ -91,20 +75,6 @@ def _directions(rows: Sequence[Row]) -> dict[str, str]:
     columns = [name for name in rows[0] if name.startswith(_DIRECTION)]
     found = {name: next((row[name] for row in rows if row.get(name) is not None), None) for name in columns}
     return {name.removeprefix(_DIRECTION): better for name, better in found.items() if better is not None}
-
-
-def _parsed(text: str) -> Any:
-    if text in ("", "True", "False"):
-        return {"": None, "True": True, "False": False}[text]
-    try:
-        whole = int(text)
-        return whole if abs(whole) <= _LARGEST_WHOLE else float(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:
@@ -244,7 +214,7 @@ def _curves(rows: Sequence[Row]) -> list[str]:
     """The metrics that have charts."""
     names = list(_directions(rows))[:_CHARTED] or ["loss"]
     scores = [f"last_{names[0]}", f"best_{names[0]}", *(f"last_{name}" for name in names[1:])]
-    return ["time_to_target_s", "round_length_s", *scores, *_CURVES]
+    return [_TIME, "round_length_s", *scores, *_CURVES]
 
 
 def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
@@ -278,11 +248,12 @@ def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
             best = min(means, key=lambda key: sign * means[key])
             places |= set(settings[best])
             on = f" on {task}" if "task" in plan.varied else ""
-            said.setdefault(word, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
+            kind = "geometric mean" if metric == _TIME else "mean"
+            by = f"{word} ({kind} over the seeds)" if "seed" in plan.varied else word
+            said.setdefault(by, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
     if not said:
         return set(), _NONE_BEST if len(_settings_of(rows, rows[0]["task"], plan)) > 1 else _ONE_SETTING
-    over = " (mean over the seeds)" if "seed" in plan.varied else ""
-    words = [f"The best setting is the one with the {word}{over}: {'; '.join(found)}." for word, found in said.items()]
+    words = [f"The best setting is the one with the {by}: {'; '.join(found)}." for by, found in said.items()]
     return places, f"{' '.join(words)} It is marked in the table."
 
 
@@ -293,7 +264,7 @@ _NONE_BEST = "No setting has a finite score, or reached its target, in every run
 def _judged_by(rows: Sequence[Row]) -> tuple[str, str, int]:
     """What decides which setting of a task is the best: the metric, that in words, and -1 where more is better."""
     if any(row.get("until") for row in rows):
-        return "time_to_target_s", "shortest time to the target", 1
+        return _TIME, "shortest time to the target", 1
     directions = _directions(rows)
     main = next(iter(directions), "loss")
     if not any(row.get(f"last_{main}") is not None for row in rows):
@@ -313,9 +284,14 @@ def _settings_of(rows: Sequence[Row], task: Any, plan: _Plan) -> dict[str, list[
 
 
 def _mean(rows: Sequence[Row], places: Sequence[int], metric: str) -> float | None:
-    """The mean of a metric over these rows; None where one of them has no finite number."""
+    """The mean of a metric over these rows, the geometric one of times to a target, as `safa best` has it.
+
+    None where one of them has no finite number.
+    """
     values: list[Any] = [rows[place].get(metric) for place in places]
-    return sum(values) / len(values) if all(map(_is_number, values)) else None
+    if not all(map(_is_number, values)):
+        return None
+    return geometric_mean(values) if metric == _TIME and min(values) > 0 else sum(values) / len(values)
 
 
 def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:

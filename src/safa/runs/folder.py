@@ -307,6 +307,10 @@ class Run:
         """Whether there is a file of rounds; a run that was stopped at its very beginning has none."""
         return self.folder is None or (self.folder / _ROUNDS).exists()
 
+    def has_model(self) -> bool:
+        """Whether its last model is there; a sweep does not keep those of its runs, unless it is told to."""
+        return self.held_model is not None or (self.folder is not None and (self.folder / _MODEL).exists())
+
     def finished_rounds(self) -> int:
         """How many rounds are finished, each of which is checked."""
         return sum(1 for _ in self.records()) if self.has_rounds() else 0
@@ -320,8 +324,8 @@ class Run:
         """The last global model, as a module's state."""
         if self.held_model is not None:
             return self.held_model
-        if self.folder is None or not (self.folder / _MODEL).exists():
-            raise SafaError("no model was trained in this run, or it is not finished")
+        if self.folder is None or not self.has_model():
+            raise SafaError("no model was trained in this run, or it is not finished, or its model was not kept")
         return read_tensors(self.folder / _MODEL)[1]
 
     def roster(self) -> list[dict[str, Any]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,15 +13,20 @@ from safa.analysis.client_map import lag
 from safa.errors import SafaError
 from safa.protocol.records import Refusal, RoundRecord, Verdict
 
-__all__ = ["rounds_frame", "updates_frame"]
+__all__ = ["frame", "rounds_frame", "updates_frame"]
 
 _COUNTED = ("picked", "undrafted", "refused", "crashed", "deprecated", "sent", "joined", "left")
 _SCALARS = tuple(item.name for item in fields(RoundRecord) if str(item.type) in ("int", "float", "Rule", "EndedBy"))
 
 
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows of values by name as a data frame."""
+    return _pandas().DataFrame(rows)
+
+
 def rounds_frame(records: Iterable[RoundRecord]) -> Any:
     """A row a round: its numbers, how many clients were picked and so on, its loss, and a column for each metric."""
-    return _pandas().DataFrame([_round(record) for record in records])
+    return frame([_round(record) for record in records])
 
 
 def _round(record: RoundRecord) -> dict[str, Any]:

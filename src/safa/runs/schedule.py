@@ -82,7 +82,7 @@ def _part(part: str, text: str) -> Factor | str:
         match part.split(":"):
             case ["cosine"]:
                 return _cosine
-            case ["step", every, factor] if int(every) >= 1 and 0 <= float(factor) < math.inf:
+            case ["step", every, factor] if int(every) >= 1 and 0 <= float(factor) <= 1:
                 return _step(int(every), float(factor))
             case ["warmup", rounds] if int(rounds) >= 1:
                 return _warmup(int(rounds))
@@ -96,7 +96,7 @@ def _part(part: str, text: str) -> Factor | str:
 def _hint(part: str) -> str:
     """What is wrong with a part that begins well."""
     if part.startswith("step"):
-        return ": EVERY is a whole number of at least 1 and FACTOR a number of at least 0, as in step:10:0.5"
+        return ": EVERY is a whole number of at least 1 and FACTOR a number from 0 to 1, as in step:10:0.5"
     return ": ROUNDS is a whole number of at least 1, as in warmup:5" if part.startswith("warmup") else ""
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from safa.runs.folder import (
 )
 from safa.runs.settings import Settings
 from safa.runs.storage import PART, read_json, write_atomically, writing
+from safa.runs.values import shown
 
-__all__ = ["KEEPS", "Keep", "SweepFolder", "finish_run", "short", "unfinished_path"]
+__all__ = ["KEEPS", "Keep", "SweepFolder", "finish_run", "unfinished_path"]
 
 Keep = Literal["records", "models", "nothing"]
 KEEPS: tuple[Keep, ...] = ("records", "models", "nothing")
@@ -40,11 +42,6 @@ KEEPS: tuple[Keep, ...] = ("records", "models", "nothing")
 
 _UNFINISHED = re.compile(r"\d{4,}\.part-\d+(\.old)?")
 _GLANCE_S = 0.5  # a sweep that was just killed holds its folder no longer than this
-
-
-def short(value: Any) -> Any:
-    """A setting as a table shows it: of a long one, how many values it has."""
-    return f"{len(value)} values" if isinstance(value, tuple | list) else value
 
 
 @dataclass(frozen=True)
@@ -182,13 +179,14 @@ def _differ(name: str, values: Sequence[Mapping[str, Any]]) -> bool:
 
 def _labels(values: Sequence[Any]) -> list[Any]:
     """The values as a table shows them, those that differ differently."""
-    shown: list[tuple[Any, Any]] = []
+    labels: dict[str, Any] = {}
+    counts: Counter[Any] = Counter()
     for value in values:
-        if not any(value == known for known, _ in shown):
-            label = short(value)
-            same = sum(1 for known, _ in shown if short(known) == label)
-            shown.append((value, f"{label} ({same + 1})" if same else label))
-    return [next(label for known, label in shown if known == value) for value in values]
+        if repr(value) not in labels:
+            label = shown(value)
+            counts[label] += 1
+            labels[repr(value)] = f"{label} ({counts[label]})" if counts[label] > 1 else label
+    return [labels[repr(value)] for value in values]
 
 
 def _is_planned(run: Any) -> bool:

@@ -54,8 +54,8 @@ def file_or_values(name: str, value: Any) -> str | tuple[Any, ...] | None:
 
 
 def shown(value: Any) -> Any:
-    """The value of a setting as tables show it: of numbers for every client, how many there are."""
-    return f"{len(value)} values" if isinstance(value, tuple) else value
+    """The value of a setting as tables show it: of several values, how many there are."""
+    return f"{len(value)} values" if isinstance(value, tuple | list) else value
 
 
 def _of_frame(name: str, frame: Any, columns: tuple[str, ...]) -> NDArray[np.float64]:

@@ -94,7 +94,7 @@ def _read(dataset: Dataset[Any], count: _Count) -> Data:
 
 @contextmanager
 def _progress(total: int) -> Iterator[_Count]:
-    """Counts samples, on a bar on stderr for whoever sits there and has waited for a while."""
+    """Counts samples, on a bar on stderr if that is a terminal and reading takes long."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:

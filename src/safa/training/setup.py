@@ -34,8 +34,9 @@ __all__ = [
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """For every client, which training samples are its own."""
+    """For every client, which training samples are its own; `sizes` count where the partition does not decide them."""
     inputs, targets = problem.train
+    sizes = np.ones(settings.clients) if settings.decides_sizes else sizes
     samples = Samples(
         targets=targets.numpy(), sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards
     )

@@ -4,7 +4,7 @@
 `state.safetensors`: the base model, the model so far, and the state of the optimiser. A device that is started again
 and gets the same request resumes from there, and its update is the same to the last bit. A finished request is answered
 again without any training. Two requests are the same if the digests of their base models and their shares of the
-local work are.
+local work are, and where samples are shuffled or the learning rate changes, their versions and rounds, too.
 
 **What the server decides.** The settings are the server's. Which code is imported and which data are read is decided on
 the device: without a task of its own it accepts the built-in tasks alone.
@@ -108,7 +108,7 @@ class Device:
             settings = self._settings(request.config)
             problem = load_problem(settings.task)
             layout = Layout(problem.start_model(settings.seed))
-            job = self._job(request, layout)
+            job = self._job(request, layout, settings)
             if job is None:
                 return ModelMissing(attempt=request.attempt)
             if not job.finished:
@@ -146,14 +146,14 @@ class Device:
         sizes = np.ones(settings.clients) if settings.decides_sizes else _sizes(settings)
         return make_shards(settings, problem, sizes)[self._partition]
 
-    def _job(self, request: TrainRequest, layout: Layout) -> _Job | None:
+    def _job(self, request: TrainRequest, layout: Layout, settings: Settings) -> _Job | None:
         """The job that it holds, or a new one; None where it lacks the base model."""
         held = _read(self._path, layout)
         if held is not None and held.deployment != request.deployment:
             held = None
-        if held is not None and held.digest == request.digest and held.work == request.work:
-            return held
         if held is not None and held.digest == request.digest:
+            if _is_same(held, request, settings):
+                return held
             base = held.base
         elif held is not None and request.own and _result_digest(held, layout) == request.digest:
             base = held.training["row"]
@@ -207,6 +207,13 @@ def _sizes(settings: Settings) -> NDArray[np.float64]:
         # The server must not learn what is in the file: it could name any.
         raise SafaError(f"the device has no file of sizes {settings.sizes} that it could use") from None
     return np.asarray(fleet.sizes, dtype=np.float64)
+
+
+def _is_same(job: _Job, request: TrainRequest, settings: Settings) -> bool:
+    """Whether a job from the same base model comes to the update that is asked for."""
+    only_the_model_counts = not settings.shuffle and settings.schedule == "constant"
+    same_time = (job.version, job.round) == (request.version, request.round)
+    return job.work == request.work and (only_the_model_counts or same_time)
 
 
 def check_schedule(settings: Settings) -> None:

@@ -88,7 +88,7 @@ def read_train_request(content: RecordDict) -> TrainRequest:
             config=_text(head, "config"),
             client=_whole(head, "client"),
             round=_whole(head, "round"),
-            work=_number(head, "work"),
+            work=_share(head, "work"),
             model=_encoded(content, head) if _MODEL in content else None,
         )
     except _UnreadableError as error:
@@ -176,6 +176,13 @@ def _whole(head: Mapping[str, Any], name: str) -> int:
     value = head.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise _UnreadableError(f"{name} is not a whole number")
+    return value
+
+
+def _share(head: Mapping[str, Any], name: str) -> float:
+    value = _number(head, name)
+    if not 0 < value <= 1:
+        raise _UnreadableError(f"{name} is not above 0 and at most 1")
     return value
 
 

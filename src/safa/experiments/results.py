@@ -67,6 +67,8 @@ class Sweep:
         chosen = self._task(task)
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
         first = self.rows[numbers[0]]
+        if not any(self.rows[number].get("last_loss") is not None for number in numbers):
+            raise SafaError(f"no model was evaluated in the runs of {self.folder}, so that there is no best setting")
         directions = {n.removeprefix("metric."): row for n, row in first.items() if n.startswith("metric.") and row}
         own = str(first.get("until") or "")
         asked = target or own

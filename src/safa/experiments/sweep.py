@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
+import numpy as np
+
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
 from safa.experiments.results import Sweep, csv_line, load_sweep, parsed_row, read_rows, row_of
@@ -25,6 +27,7 @@ from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
 from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
+from safa.runs.values import COLUMNS
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task
 
@@ -46,7 +49,7 @@ def combinations(
     """
     known = [task if isinstance(task, Task) else find_task(task) for task in tasks]
     for name, listed in {"task": [task.name for task in known], **given}.items():
-        _refuse_twice(name, listed)
+        _check_listed(name, listed)
     made = [
         Settings.combined(task, preset=preset, **dict(zip(given, values, strict=True)))
         for task in known
@@ -73,8 +76,10 @@ def _check_aggregator(settings: Settings) -> None:
         make_aggregator(settings, build(settings.protocol, [1.0], settings.values(), settings.protocol_options))
 
 
-def _refuse_twice(name: str, values: Sequence[Any]) -> None:
-    """Refuse a list that contains a value twice: the runs would be the same."""
+def _check_listed(name: str, values: Sequence[Any]) -> None:
+    """Refuse a list without values, and one that contains a value twice: the runs would be the same."""
+    if not values:
+        raise SafaError(f"{name} lists no value")
     seen = set()
     for value in values:
         key = value if isinstance(value, Hashable) else repr(value)
@@ -262,5 +267,13 @@ def _listed(name: str, value: Any) -> list[Any]:
     """The values of a setting: a list or a range has several, anything else is one, as are numbers about clients."""
     if not isinstance(value, list | tuple | range):
         return [value]
-    is_one = name in _WORLD and not all(isinstance(item, str | os.PathLike) for item in value)
+    is_one = name in _WORLD and len(value) > 0 and not all(_is_world(name, item) for item in value)
     return [value] if is_one else list(value)
+
+
+def _is_world(name: str, item: Any) -> bool:
+    """Whether it is a whole value of such a setting: a file, a frame, or numbers of all clients."""
+    if isinstance(item, str | os.PathLike) or hasattr(item, "columns"):
+        return True
+    dimensions = 1 if len(COLUMNS[name]) == 1 else 2
+    return np.ndim(item) >= dimensions

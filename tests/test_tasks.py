@@ -398,7 +398,7 @@ def test_a_task_of_ones_own(attribute: str, at_home: None) -> None:
         ("my_tasks_for_safa:wrong", "my_tasks_for_safa:wrong must make a Problem, not a str"),
         ("builtins:dict", "builtins:dict must make a Problem, not a dict"),
         ("my_tasks_for_safa:breaks", "my_tasks_for_safa:breaks failed: ZeroDivisionError: division by zero"),
-        ("my_tasks_for_safa:refuses", "the train data have 3 inputs and 2 targets"),
+        ("my_tasks_for_safa:refuses", "the train data has 3 inputs and 2 targets"),
         ("my_broken_for_safa:x", "cannot import my_broken_for_safa: ModuleNotFoundError: No module named 'nothing_of"),
         ("my_worse_for_safa:x", "cannot import my_worse_for_safa: ZeroDivisionError: division by zero"),
         (":x", "a task of your own is written package.module:attribute, not ':x'"),
@@ -448,7 +448,7 @@ def test_data_from_a_data_set() -> None:
     "dataset", [Squares(1, 2), Squares((1, 2, 3)), Squares(("a", 1)), Squares((torch.zeros(1), 1), (torch.zeros(2), 1))]
 )
 def test_items_that_are_no_pairs_are_refused(dataset: Dataset[Any]) -> None:
-    with pytest.raises(SafaError, match="the items of a data set must be pairs"):
+    with pytest.raises(SafaError, match="the data set must have items by number that are pairs"):
         from_dataset(dataset)
 
 

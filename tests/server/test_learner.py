@@ -252,6 +252,18 @@ def test_evaluation_every_other_round() -> None:
     assert evaluated == [3, 6, 9, 12]
 
 
+def test_a_model_that_was_made_between_two_evaluations_is_evaluated_at_the_next_one() -> None:
+    """FedBuff makes no model in most rounds; one that was not evaluated when it was made must not be passed over."""
+    settings = settings_for("fedbuff", eval_every=4, buffer_size=5)
+    records = list(Experiment(settings, PROBLEM).rounds())
+    made = [
+        record.round for record, before in zip(records[1:], records, strict=False) if record.version > before.version
+    ]
+    assert any(number % 4 for number in made)
+    due = [number for number in (4, 8, 12) if any(number - 4 < new <= number for new in made)]
+    assert [record.round for record in records if record.loss is not None] == due != []
+
+
 # -- clients come and go ---------------------------------------------------------------------------------------------
 
 

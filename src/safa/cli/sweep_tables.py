@@ -54,8 +54,8 @@ def print_settings(settings: Sequence[Setting]) -> None:
 def _shown(settings: Sequence[Setting]) -> dict[str, str]:
     """The columns of a sweep's table with their titles: the best of the main metric comes first."""
     rows = [row for setting in settings for row in setting.rows]
-    best = next((name for row in rows for name in row if name.startswith("best_")), "best_loss")
-    shown = {best: best.removeprefix("best_")} | _SHOWN
+    best = dict.fromkeys(next((name for name in row if name.startswith("best_")), "best_loss") for row in rows)
+    shown = {name: name.removeprefix("best_") for name in best} | _SHOWN
     return {name: title for name, title in shown.items() if any(row.get(name) is not None for row in rows)}
 
 

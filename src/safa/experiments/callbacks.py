@@ -79,6 +79,8 @@ class Callbacks:
     """All callbacks of a run, checked before it begins."""
 
     def __init__(self, given: Sequence[Callback] = (), settings: Settings | None = None) -> None:
+        if not isinstance(given, Sequence):
+            raise SafaError(f"callbacks must be a list, not {given!r}")
         self.given = list(given)
         for callback in self.given:
             if isinstance(callback, type) or not (_methods(callback) or callable(callback)):

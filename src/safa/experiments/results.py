@@ -60,6 +60,8 @@ class Sweep:
         chosen = self._task(task)
         numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
         rows = [self.rows[number] for number in numbers]
+        if all(row.get("last_loss") is None for row in rows):
+            raise SafaError(f"no model was evaluated in the runs of {self.folder}, so that there is no best setting")
         varied = [self.place.varied[number] for number in numbers]
         directions = {n.removeprefix("metric."): way for n, way in rows[0].items() if n.startswith("metric.") and way}
         own = list(dict.fromkeys(str(row.get("until") or "") for row in rows))

@@ -84,9 +84,10 @@ class Experiment:
         alone = len(losses) == 1 and math.isfinite(losses[0])
         if self.settings.task in TASKS or not losses or alone or losses[-1] < losses[0]:
             return ""
+        advice = f"the learning rate, {self.settings.lr}, may be wrong, and lr = auto finds one"
         return (
             f"the loss on the test set did not fall: it was {losses[0]:.4g} when it was first evaluated and is "
-            f"{losses[-1]:.4g} now; the learning rate, {self.settings.lr}, may be wrong, and lr = auto finds one"
+            f"{losses[-1]:.4g} now; {self.learning_rate_words or advice}"
         )
 
     def resume(self, run: Run, checkpoint: Checkpoint) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import weakref
@@ -29,6 +28,7 @@ from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
 from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
 from safa.runs.table import csv_line, parsed_row
+from safa.runs.values import COLUMNS
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "sweep"]
 
-_WORLD = {"speeds": 1, "sizes": 1, "links": 2, "trace": 2}
-"""Settings that are a file, or numbers about the clients, and how deep these are nested."""
+_WORLD = tuple(COLUMNS)
+"""Settings that are a file, or numbers about the clients."""
 
 
 def combinations(
@@ -50,7 +50,7 @@ def combinations(
     """
     known = [task if isinstance(task, Task) else find_task(task) for task in tasks]
     for name, listed in {"task": [task.name for task in known], **given}.items():
-        _refuse_twice(name, listed)
+        _check_listed(name, listed)
     made = [
         Settings.combined(task, preset=preset, **dict(zip(given, values, strict=True)))
         for task in known
@@ -77,8 +77,10 @@ def _check_aggregator(settings: Settings) -> None:
         make_aggregator(settings, build(settings.protocol, [1.0], settings.values(), settings.protocol_options))
 
 
-def _refuse_twice(name: str, values: Sequence[Any]) -> None:
-    """Refuse a list that contains a value twice: the runs would be the same."""
+def _check_listed(name: str, values: Sequence[Any]) -> None:
+    """Refuse a list without values, and one that contains a value twice: the runs would be the same."""
+    if not values:
+        raise SafaError(f"{name} lists no value")
     seen = set()
     for value in values:
         key = value if isinstance(value, Hashable) else repr(value)
@@ -269,14 +271,13 @@ def _listed(name: str, value: Any) -> list[Any]:
     """
     if not isinstance(value, list | tuple | range):
         return [value]
-    is_one = name in _WORLD and all(_depth(item) < _WORLD[name] for item in value)
+    is_one = name in _WORLD and len(value) > 0 and not all(_is_world(name, item) for item in value)
     return [value] if is_one else list(value)
 
 
-def _depth(value: Any) -> float:
-    """How deep lists are nested in a value; a file or a data frame is as deep as need be."""
-    if isinstance(value, list | tuple):
-        return 1 + max(map(_depth, value[:1]), default=0)
-    if isinstance(value, str | os.PathLike) or hasattr(value, "columns"):
-        return math.inf
-    return np.ndim(value)
+def _is_world(name: str, item: Any) -> bool:
+    """Whether it is a whole value of such a setting: a file, a frame, or numbers of all clients."""
+    if isinstance(item, str | os.PathLike) or hasattr(item, "columns"):
+        return True
+    dimensions = 1 if len(COLUMNS[name]) == 1 else 2
+    return np.ndim(item) >= dimensions

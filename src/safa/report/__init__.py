@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
+from safa.experiments import Sweep
 from safa.fleet import make_fleet
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
@@ -21,15 +22,15 @@ from safa.runs import Run, load_run, write_atomically
 __all__ = ["read_table", "render", "run_page", "run_sections", "sweep_page", "sweep_sections", "write_report"]
 
 
-def write_report(run: Run | str | Path, path: str | Path | None = None) -> Path:
-    """Write the page of a run, or of the folder of a run or a sweep, and return its path.
+def write_report(run: Run | Sweep | str | Path, path: str | Path | None = None) -> Path:
+    """Write the page of a run or a sweep, or of the folder of either, and return its path.
 
     It is `report.html` in the folder unless another `path` is given, which a run that is held in memory needs.
     """
-    folder = run.folder if isinstance(run, Run) else Path(run)
+    folder = run.folder if isinstance(run, Run | Sweep) else Path(run)
     if path is None and folder is None:
         raise SafaError("a run that is held in memory has no folder; say where to write its page, path=FILE.html")
-    page = _page(run if isinstance(run, Run) else Path(run))
+    page = _page(run if isinstance(run, Run) else Path(folder or "."))
     target = Path(path) if path is not None else Path(folder or ".") / "report.html"
     write_atomically(target, page.encode())
     return target

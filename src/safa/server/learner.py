@@ -131,7 +131,7 @@ class Learner:
         self._round = 0  # the round that is being applied
         self._applied = 0  # of its picked updates, how many are applied already
         self._diverged = 0
-        self._closed = 0  # the latest version when the last round closed
+        self._evaluated = 0  # the latest version when a model was last evaluated
         self._scores: list[tuple[Tensor, Score]] = []  # of models, the one asked for last at the end
         self.asked_for = 0
         """Updates that were asked for so far."""
@@ -176,9 +176,9 @@ class Learner:
             if not self._aggregator.trains_own_models:
                 self._keep_undrafted(record)
             score = None
-            if self.versions.latest != self._closed and record.round % self._eval_every == 0:
-                score = self._score(self.model)
-        diverged, self._diverged, self._applied, self._closed = self._diverged, 0, 0, self.versions.latest
+            if self.versions.latest != self._evaluated and record.round % self._eval_every == 0:
+                score, self._evaluated = self._score(self.model), self.versions.latest
+        diverged, self._diverged, self._applied = self._diverged, 0, 0
         self._forget()
         learnt = replace(record, diverged=diverged)
         return learnt if score is None else replace(learnt, loss=score.loss, metrics=score.metrics)
@@ -368,6 +368,7 @@ class Learner:
         commits = {"queue": self._queue, "undrafted": self._undrafted}
         return {
             "latest": torch.tensor(self.versions.latest),
+            "evaluated": torch.tensor(self._evaluated),
             "held": torch.from_numpy(self._held.copy()),
             "asked_for": torch.tensor(self.asked_for),
             "round": torch.tensor(self._round),
@@ -396,7 +397,7 @@ class Learner:
             self._restore_table(name, table, tables)
         if self.versions.latest != int(state["latest"]):
             raise SafaError(f"the checkpoint lacks version {int(state['latest'])} of the model, which is its latest")
-        self._closed = self.versions.latest
+        self._evaluated = int(state["evaluated"])
         self._held = state["held"].numpy().copy()
         self.asked_for, self._round = int(state["asked_for"]), int(state["round"])
         self._own_updates = state["own_updates"].numpy().copy()

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from safa.errors import SafaError
 
-__all__ = ["Data", "from_dataset", "pooled"]
+__all__ = ["Data", "as_pair", "from_dataset", "pooled"]
 
 Data = tuple[Tensor, Tensor]
 """Inputs and targets, with the samples along the first dimension."""
@@ -37,6 +37,8 @@ def pooled(
     name, by default "client 0" and so on.
     """
     names = names or [f"client {number}" for number in range(len(parts))]
+    if not isinstance(parts, Sequence):
+        raise SafaError(f"the data of the clients must be a list, not a {type(parts).__name__}")
     if not parts:
         raise SafaError("there must be the data of one client at least")
     sets = [part for part in parts if not isinstance(part, tuple | list)]
@@ -50,8 +52,11 @@ def pooled(
 
 
 def _pair(part: Data | Dataset[Any], name: str, count: _Count) -> Data:
-    if not isinstance(part, tuple | list):
-        return _read(part, count)
+    return as_pair(part, name) if isinstance(part, tuple | list) else _read(part, name, count)
+
+
+def as_pair(part: Any, name: str) -> Data:
+    """Inputs and targets as tensors, equally many; what is none is an error that calls it by its name."""
     try:
         inputs, targets = map(torch.as_tensor, part)
         lengths = len(inputs), len(targets)
@@ -77,7 +82,7 @@ def _length(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
-def _read(dataset: Dataset[Any], count: _Count) -> Data:
+def _read(dataset: Dataset[Any], name: str, count: _Count) -> Data:
     """Every item of a data set, read once."""
     length, inputs, targets = _length(dataset), [], []
     try:
@@ -87,9 +92,9 @@ def _read(dataset: Dataset[Any], count: _Count) -> Data:
             targets.append(torch.as_tensor(target))
             count(1)
         return torch.stack(inputs), torch.stack(targets)
-    except (TypeError, ValueError, RuntimeError) as error:
-        wanted = "pairs (input, target) of tensors, arrays or numbers, all of one shape"
-        raise SafaError(f"the items of a data set must be {wanted}: {error}") from error
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        wanted = "items by number that are pairs (input, target) of tensors, arrays or numbers, all of one shape"
+        raise SafaError(f"{name} must have {wanted}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -156,6 +156,8 @@ def natural(samples: Samples, rng: np.random.Generator) -> list[_Ints]:
 
 def checked_parts(parts: Sequence[ArrayLike], samples: int, *, what: str) -> list[_Ints]:
     """Indices of samples for every client, each sample at most once and nobody without; `what` calls a part."""
+    if not isinstance(parts, Iterable):
+        raise SafaError(f"there must be a list of {what}s, an array of indices for each client, not {parts!r}")
     arrays = [_indices(part, f"{what} {number}", samples) for number, part in enumerate(parts)]
     if not arrays:
         raise SafaError(f"there must be a {what} at least")

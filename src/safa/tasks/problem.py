@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from safa.errors import SafaError
-from safa.tasks.datasets import Data, pooled
+from safa.tasks.datasets import Data, as_pair, pooled
 from safa.tasks.dealing import checked_parts
 
 __all__ = ["Data", "Measure", "Metric", "Problem"]
@@ -54,9 +55,10 @@ class Problem:
     """The name of a hand-written gradient, where there is one for this model and loss; a wrong one is refused."""
 
     def __post_init__(self) -> None:
-        for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
-            if len(inputs) != len(targets) or not len(inputs):
-                raise SafaError(f"the {name} data have {len(inputs)} inputs and {len(targets)} targets")
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise SafaError(f"model must be a function that makes a fresh model, not {_short(self.model)}")
+        for part in ("train", "test"):
+            object.__setattr__(self, part, as_pair(getattr(self, part), f"the {part} data"))
         if not isinstance(self.metrics, Mapping):
             raise SafaError(f"metrics are functions by name, not {self.metrics!r}")
         if self.shards is not None:
@@ -65,7 +67,7 @@ class Problem:
             if np.shape(column) != (len(self.train[0]),):
                 raise SafaError(f"the column {name!r} needs a value for each of {len(self.train[0])} training samples")
         for name in self.metrics:
-            if not _NAME.fullmatch(name) or name in _TAKEN:
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
                 raise SafaError(
                     f"a metric needs a name of letters, digits and _, other than {', '.join(_TAKEN)}: {name!r}"
                 )
@@ -92,7 +94,10 @@ class Problem:
         """w(0), the same for the same seed; torch's global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.model()
+            made = self.model()
+        if not isinstance(made, nn.Module):
+            raise SafaError(f"the function model must return a torch.nn.Module, not {_short(made)}")
+        return made
 
     @property
     def directions(self) -> dict[str, str]:
@@ -109,8 +114,18 @@ class Problem:
             values = _values(name, metric.measure if isinstance(metric, Metric) else metric, output, target)
             several = values.flatten().tolist() if values.ndim else []
             found[name] = float(values.nanmean()) if several else float(values)
-            found |= {f"{name}_{place}": one for place, one in enumerate(several)}
+            per_class = {f"{name}_{place}": one for place, one in enumerate(several)}
+            if taken := [one for one in per_class if one in self.metrics]:
+                raise SafaError(
+                    f"the metric {name} has a number for each class, and one of these is called {taken[0]}, too"
+                )
+            found |= per_class
         return found
+
+
+def _short(value: object) -> str:
+    """What was given instead of something else."""
+    return f"a {type(value).__name__}" if isinstance(value, nn.Module) else reprlib.repr(value)
 
 
 def _values(name: str, measure: Measure, output: Tensor, target: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, all_metrics, higher_is_better
@@ -25,6 +26,8 @@ Row = Mapping[str, Any]
 _CURVES = ("sync_ratio", "effective_update_ratio", "futility", "starved")
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
             "starved", "fairness")  # fmt: skip
+_TIME = "time_to_target_s"
+_NOT_REACHED = " Only settings are shown with which every run reached it."
 _SCORES = ("best_", "last_", "client_")
 """How the columns of a model's scores begin; behind that comes the name of a metric."""
 _DIRECTION = "metric."
@@ -219,14 +222,18 @@ def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def _means(rows: Sequence[Row], metric: str, plan: _Plan) -> list[dict[str, Any]]:
-    """The metric by x and series: mean, lowest and highest over the runs that differ in something else."""
-    groups: dict[tuple[Any, str], list[float]] = {}
+    """The metric by x and series: mean, lowest and highest over the runs that differ in something else.
+
+    Where a run did not reach its target there is no mean of times to it: that of the other runs would be too short.
+    """
+    groups: dict[tuple[Any, str], list[Any]] = {}
     for row in rows:
-        if _is_number(row.get(metric)):
-            groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row[metric])
+        groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row.get(metric))
+    found = {key: [value for value in values if _is_number(value)] for key, values in groups.items()}
     return [
         {"x": x, "series": series, "mean": sum(values) / len(values), "lowest": min(values), "highest": max(values)}
-        for (x, series), values in groups.items()
+        for (x, series), values in found.items()
+        if values and (metric != _TIME or len(values) == len(groups[x, series]))
     ]
 
 
@@ -237,14 +244,14 @@ def _charts(rows: Sequence[Row], plan: _Plan) -> list[Block]:
     over = " and ".join(f"{len(plan.varied[name])} {kind}" for name, kind in kinds.items())
     how = f"Mean over {over}; the band spans lowest to highest." if over else ""
     blocks: list[Block] = [Words(how)] if how else []
-    return blocks + [_chart(rows, metric, plan) for metric in _measured(rows, _curves(rows))]
+    return blocks + [_chart(rows, metric, plan) for metric in _curves(rows) if _means(rows, metric, plan)]
 
 
 def _curves(rows: Sequence[Row]) -> list[str]:
     """The metrics that have charts."""
     names = list(_directions(rows))[:_CHARTED] or ["loss"]
     scores = [f"last_{names[0]}", f"best_{names[0]}", *(f"last_{name}" for name in names[1:])]
-    return ["time_to_target_s", "round_length_s", *scores, *_CURVES]
+    return [_TIME, "round_length_s", *scores, *_CURVES]
 
 
 def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
@@ -263,7 +270,8 @@ def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
     low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
     said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
     meaning = all_metrics(_directions(rows)).get(metric, metric)
-    return Figure(chart, capital(name), f"{capital(meaning)}.", said, wide=False)
+    more = _NOT_REACHED if metric == _TIME and any(row.get(_TIME) is None for row in rows) else ""
+    return Figure(chart, capital(name), f"{capital(meaning)}.{more}", said, wide=False)
 
 
 def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
@@ -278,11 +286,11 @@ def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
             best = min(means, key=lambda key: sign * means[key])
             places |= set(settings[best])
             on = f" on {task}" if "task" in plan.varied else ""
-            said.setdefault(word, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
+            over = f" ({'geometric ' * (metric == _TIME)}mean over the seeds)" if "seed" in plan.varied else ""
+            said.setdefault(word + over, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
     if not said:
         return set(), _NONE_BEST if len(_settings_of(rows, rows[0]["task"], plan)) > 1 else _ONE_SETTING
-    over = " (mean over the seeds)" if "seed" in plan.varied else ""
-    words = [f"The best setting is the one with the {word}{over}: {'; '.join(found)}." for word, found in said.items()]
+    words = [f"The best setting is the one with the {word}: {'; '.join(found)}." for word, found in said.items()]
     return places, f"{' '.join(words)} It is marked in the table."
 
 
@@ -293,7 +301,7 @@ _NONE_BEST = "No setting has a finite score, or reached its target, in every run
 def _judged_by(rows: Sequence[Row]) -> tuple[str, str, int]:
     """What decides which setting of a task is the best: the metric, that in words, and -1 where more is better."""
     if any(row.get("until") for row in rows):
-        return "time_to_target_s", "shortest time to the target", 1
+        return _TIME, "shortest time to the target", 1
     directions = _directions(rows)
     main = next(iter(directions), "loss")
     if not any(row.get(f"last_{main}") is not None for row in rows):
@@ -313,9 +321,11 @@ def _settings_of(rows: Sequence[Row], task: Any, plan: _Plan) -> dict[str, list[
 
 
 def _mean(rows: Sequence[Row], places: Sequence[int], metric: str) -> float | None:
-    """The mean of a metric over these rows; None where one of them has no finite number."""
+    """The mean of a metric over these rows, of times the geometric one; None where one has no finite number."""
     values: list[Any] = [rows[place].get(metric) for place in places]
-    return sum(values) / len(values) if all(map(_is_number, values)) else None
+    if not all(map(_is_number, values)) or (metric == _TIME and min(values) <= 0):
+        return None
+    return geometric_mean(values) if metric == _TIME else sum(values) / len(values)
 
 
 def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
@@ -323,7 +333,10 @@ def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
     metrics = _measured(rows, [*_COLUMNS, *TARGET_METRICS, *(name for name in rows[0] if name.startswith(_SCORES))])
     meanings = all_metrics(_directions(rows))
     columns = [Column(_title(name), meanings.get(name, "")) for name in (*settings, *metrics)]
-    cells = [[*map(_cell, map(row.get, settings)), *map(_score_cell, map(row.get, metrics))] for row in rows]
+    cells = [
+        [*(_cell(row.get(name)) for name in settings), *(_score_cell(name, row.get(name)) for name in metrics)]
+        for row in rows
+    ]
     caption = "One row is one run. Click a heading to sort; the box filters rows by words."
     return Table(columns, cells, caption=caption, row_marks=dict.fromkeys(sorted(best), BEST))
 
@@ -332,6 +345,8 @@ def _cell(value: Any) -> Cell:
     return Cell(number(value), value if isinstance(value, int | float) else None)
 
 
-def _score_cell(value: Any) -> Cell:
-    """A metric, which may be infinite or no number."""
+def _score_cell(name: str, value: Any) -> Cell:
+    """A metric, which may be infinite or no number; bytes with their unit."""
+    if name.startswith("bytes_") and _is_number(value):
+        return Cell(value_of(name, value), value)
     return _cell(value) if value is None or _is_number(value) else Cell(str(value), value)

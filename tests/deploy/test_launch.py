@@ -43,6 +43,7 @@ from safa.experiments.replay import replay
 from safa.protocol.records import RoundRecord
 from safa.runs import write_config
 from safa.runs.lock import alone, hold_launcher, is_launched
+from tests.programs import MARK, left_behind
 
 Capture = pytest.CaptureFixture[str]
 
@@ -124,6 +125,7 @@ with Processes() as processes:
         finally:
             starter.kill()
     wait_for(lambda: not process_tree(token), seconds=6)
+    wait_for(lambda: not any(token in line for line in left_behind(os.environ[MARK]).values()))  # who saw to that
 
 
 def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(

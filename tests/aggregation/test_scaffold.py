@@ -232,3 +232,10 @@ def test_it_reaches_the_accuracy_of_fedavg_in_fewer_rounds_where_labels_are_skew
     fedavg, scaffold, late, early = compare(lr=0.1, seed=seed, partition="shards:2", rounds=40)
     assert scaffold > fedavg + 0.02
     assert early <= 0.75 * late
+
+
+@pytest.mark.slow
+def test_it_fails_with_a_large_learning_rate_with_which_fedavg_still_learns() -> None:
+    fedavg, scaffold, _, never = compare(lr=0.5, seed=0, partition="shards:2", rounds=40)
+    assert fedavg > scaffold + 0.2
+    assert never == 41

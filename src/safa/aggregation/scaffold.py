@@ -33,6 +33,7 @@ class Scaffold(RowPerClient):
     rules = frozenset({Rule.AVERAGE})
     corrects = True
     table = "controls"
+    caution = "SCAFFOLD sends control variates of the size of the model both ways, which bytes and times do not count"
     not_deployed = "the aggregator scaffold cannot be deployed: devices are sent no control variates"
 
     def correction(self, clients: Ids) -> Tensor:

@@ -103,7 +103,8 @@ def test_mypy_checks_the_call_of_a_user(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("right.py", "wrong.py")]
     source = Path(safa.__file__).parent.parent
     (tmp_path / "mypy.ini").write_text(
-        f"[mypy]\nstrict = true\nmypy_path = {source}\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n"
+        f"[mypy]\nstrict = true\nmypy_path = {source}\nfollow_imports = silent\n"
+        "[mypy-torch.*,altair.*,rich.*,flwr.*,pandas.*]\nfollow_imports = skip\n"
     )
     ways = [f"--config-file={tmp_path / 'mypy.ini'}", f"--cache-dir={tmp_path / 'cache'}", "--no-error-summary"]
     out, err, _ = api.run([*files, *ways])

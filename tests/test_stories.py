@@ -345,7 +345,9 @@ def test_an_aggregator_keeps_the_contract() -> None:
 @pytest.mark.slow
 def test_an_aggregator_is_refused_in_one_sentence(shell: Shell) -> None:
     run = "run digits --out run --aggregator clipped"
-    assert shell.refuses(f"{run} --set aggregator.clop=1") == "clipped has no setting 'clop'; it has clip"
+    assert shell.refuses(f"{run} --set aggregator.clop=1") == (
+        "clipped has no setting 'clop' (did you mean clip?); it has clip"
+    )
     assert shell.refuses(f"{run} --set aggregator.clip=-1") == "clip must be above 0, not -1"
     assert shell.refuses(f"{run} --protocol fedbuff") == (
         "the aggregator clipped needs a protocol that gives every client a share of a cache or averages updates; "

@@ -19,7 +19,7 @@ from safa.protocol.records import RoundRecord
 from safa.report import run_page, sweep_page
 from safa.runs import RunWriter, Settings
 from tests.experiments.kill_and_resume import RESULTS
-from tests.report.test_pages import sweep, text_of
+from tests.report.test_pages import specs_of, sweep, text_of
 from tests.test_metrics import record
 
 LOWER = {"perplexity": "lower"}
@@ -162,10 +162,27 @@ def test_the_best_of_a_sweep_with_a_target_is_there_first(whole: list[RoundRecor
         for seed, time in enumerate(of)
     ]
     assert "(geometric mean over the seeds): C 0.2, with 10" in text_of(sweep_page(many)), "as safa best has it"
-    assert "when the target was reached that was then held" in sweep_page(rows)
+    assert "when the target was reached, and then held" in sweep_page(rows)
+    assert f"{rows[-1]['bytes_to_target'] / 1e6:.4g} MB" in said
     assert "No setting has a finite score, or reached its target" in text_of(
         sweep_page([row | {"time_to_target_s": None} for row in rows])
     )
+
+
+def test_a_setting_that_did_not_always_reach_the_target_has_no_mean_time_on_the_page(tmp_path: Path) -> None:
+    rows = sweep(tmp_path, ["boston"], fraction=[0.2, 0.6, 1.0], seed=[0, 1])
+    times = {(0.2, 0): 10.0, (0.6, 0): 400.0, (0.6, 1): 100.0, (1.0, 0): 300.0, (1.0, 1): 150.0}
+    rows = [
+        row | {"until": "accuracy=0.5", "time_to_target_s": times.get((row["fraction"], row["seed"]))} for row in rows
+    ]
+    said, charts = text_of(sweep_page(rows)), specs_of(sweep_page(rows))
+    points = next(iter(charts[0]["datasets"].values()))
+    assert [(point["x"], point["mean"]) for point in points] == [(0.6, 250.0), (1.0, 225.0)]
+    assert "Only settings are shown with which every run reached it." in said
+    shortest = "The best setting is the one with the shortest time to the target (geometric mean over the seeds)"
+    assert f"{shortest}: C 0.6, with 200 s." in said, "the times differ by world, and the ratios count"
+    nowhere = [row | {"time_to_target_s": 5.0 if row["seed"] else None} for row in rows]
+    assert "Time to target by" not in text_of(sweep_page(nowhere))
 
 
 def test_page_and_summary_say_when_the_target_was_reached(

@@ -77,7 +77,8 @@ def test_a_server_that_is_killed_at_five_points_resumes_from_the_last_closed_rou
         (closed, [link]),
         (at_work, [app, link]),
     ]
-    given = ("--clients", "2", "--rounds", "12", "--host", "127.0.0.1", "--port", port, "--start-with", "2")
+    work = ("--local-steps", "5", "--shuffle", "yes", "--schedule", "cosine", "--optimiser", "adamw", "--lr", "0.003")
+    given = ("--clients", "2", "--rounds", "12", *work, "--host", "127.0.0.1", "--port", port, "--start-with", "2")
     with running() as processes:
         server = safa(processes, log, "deploy", "server", "boston", *SMALL, *given, "--out", str(run))
         for part in range(2):

@@ -43,6 +43,7 @@ from safa.experiments.replay import replay
 from safa.protocol.records import RoundRecord
 from safa.runs import write_config
 from safa.runs.lock import alone, hold_launcher, is_launched
+from tests.programs import MARK, left_behind
 
 Capture = pytest.CaptureFixture[str]
 
@@ -124,6 +125,7 @@ with Processes() as processes:
         finally:
             starter.kill()
     wait_for(lambda: not process_tree(token), seconds=6)
+    wait_for(lambda: not any(token in line for line in left_behind(os.environ[MARK]).values()))  # who saw to that
 
 
 def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(
@@ -479,7 +481,9 @@ def test_a_server_that_is_not_there_or_speaks_plain_text(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_trial_is_stopped_by_ctrl_c_and_resumed_to_its_end(capsys: Capture) -> None:
     folder = "Büro \U0001f600 1"  # nothing minds a space, or more than ASCII
-    trial = ["deploy", "local", "boston", "--clients", "2", "--rounds", "5", "--epochs", "1", "--out", folder]
+    work = ["--local-steps", "5", "--shuffle", "yes", "--schedule", "cosine", "--optimiser", "adamw", "--lr", "0.003"]
+    ends = ["--rounds", "20", "--until", "loss=1e9,held=5"]  # at the target all the time: it ends with round 5
+    trial = ["deploy", "local", "boston", "--clients", "2", *work, *ends, "--out", folder]
     with subprocess.Popen([sys.executable, "-m", "safa", *trial], stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for(lambda: process.poll() is not None or finished_rounds(Path(folder)) > 0)
@@ -494,7 +498,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_resumed_to_its_end(capsys: Capture) ->
         finally:
             process.kill()
     assert process.returncode == 130
-    said = f" of 5 rounds are finished and can be read in {folder}; resume with safa deploy local --resume {folder}"
+    said = f" of 20 rounds are finished and can be read in {folder}; resume with safa deploy local --resume {folder}"
     assert said in err
     kept = int(err.partition(said)[0].split()[-1])  # two rounds may close at once
     assert at_work_in(Path.cwd()) == []
@@ -504,6 +508,7 @@ def test_a_trial_is_stopped_by_ctrl_c_and_resumed_to_its_end(capsys: Capture) ->
     assert head.split() == ["round", "time,", "s", "picked", "undrafted", "refused", "clients", "loss", "accuracy"]
     shown = [int(row.split()[0]) for row in rows]
     assert shown in (list(range(kept + 1, 6)), list(range(kept, 6)))  # what was not whole is done again
+    assert "The target loss=1e+09,held=5 was reached in round 1, after" in last
     assert f"safa report {folder} makes a page of it, safa replay {folder} trains its model again" in last
     run = load_run(folder)
     assert run.summary is not None

@@ -14,9 +14,9 @@ from safa.protocol.records import RoundRecord
 __all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached", "target_words"]
 
 TARGET_METRICS: dict[str, str] = {
-    "time_to_target_s": "when the target was reached that was then held",
-    "rounds_to_target": "the round in which that was",
-    "bytes_to_target": "bytes sent and received up to then",
+    "time_to_target_s": "when the target was reached, and then held",
+    "rounds_to_target": "the round in which the target was reached",
+    "bytes_to_target": "bytes sent and received until the target was reached",
 }
 """What a target adds to the metrics of a run, with what each one says; None for one that was not reached."""
 

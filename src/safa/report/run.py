@@ -78,14 +78,21 @@ def _lead(run: Run) -> str:
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
     values += [f"seed {settings.seed}"]
-    work = f"{settings.local_steps} steps on" if settings.local_steps else f"{settings.epochs} passes over"
     rate = settings.lr if isinstance(settings.lr, str) else f"{settings.lr:g}"
+    rate += "" if settings.schedule == "constant" else f" (schedule {settings.schedule})"
     return (
         f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
         f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
-        f"For one update a client makes {work} its data{samples} in mini-batches of {settings.batch_size}, "
+        f"For one update a client makes {_work(settings)} its data{samples} in mini-batches of {settings.batch_size}, "
         f"with a learning rate of {rate}."
     ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+
+
+def _work(settings: Settings) -> str:
+    """What a client does with its data for one update."""
+    if settings.local_steps:
+        return f"{settings.local_steps:,} {'step' if settings.local_steps == 1 else 'steps'} on"
+    return f"{settings.epochs:,} {'pass' if settings.epochs == 1 else 'passes'} over"
 
 
 def _state(run: Run, seen: _Seen) -> str:
@@ -94,7 +101,8 @@ def _state(run: Run, seen: _Seen) -> str:
     if run.summary is None:
         words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there. "
         words += "The figures are those of these rounds." if rounds else "There is nothing to show yet."
-    words += f" {said}" if (said := target_words(run.settings.target, seen.metrics.values())) else ""
+    if said := target_words(run.settings.target, seen.metrics.values()):
+        words += " " + said.replace(" s.", "\N{NO-BREAK SPACE}s.")
     return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
 
 

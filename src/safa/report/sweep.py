@@ -25,6 +25,8 @@ Row = Mapping[str, Any]
 _CURVES = ("sync_ratio", "effective_update_ratio", "futility", "starved")
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
             "starved", "fairness")  # fmt: skip
+_TIME = "time_to_target_s"
+_NOT_REACHED = " Only settings are shown with which every run reached it."
 _SCORES = ("best_", "last_", "client_")
 """How the columns of a model's scores begin; behind that comes the name of a metric."""
 _DIRECTION = "metric."
@@ -189,14 +191,18 @@ def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def _means(rows: Sequence[Row], metric: str, plan: _Plan) -> list[dict[str, Any]]:
-    """The metric by x and series: mean, lowest and highest over the runs that differ in something else."""
-    groups: dict[tuple[Any, str], list[float]] = {}
+    """The metric by x and series: mean, lowest and highest over the runs that differ in something else.
+
+    Where a run did not reach its target there is no mean of times to it: that of the other runs would be too short.
+    """
+    groups: dict[tuple[Any, str], list[Any]] = {}
     for row in rows:
-        if _is_number(row.get(metric)):
-            groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row[metric])
+        groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row.get(metric))
+    found = {key: [value for value in values if _is_number(value)] for key, values in groups.items()}
     return [
         {"x": x, "series": series, "mean": sum(values) / len(values), "lowest": min(values), "highest": max(values)}
-        for (x, series), values in groups.items()
+        for (x, series), values in found.items()
+        if values and (metric != _TIME or len(values) == len(groups[x, series]))
     ]
 
 
@@ -207,7 +213,7 @@ def _charts(rows: Sequence[Row], plan: _Plan) -> list[Block]:
     over = " and ".join(f"{len(plan.varied[name])} {kind}" for name, kind in kinds.items())
     how = f"Mean over {over}; the band spans lowest to highest." if over else ""
     blocks: list[Block] = [Words(how)] if how else []
-    return blocks + [_chart(rows, metric, plan) for metric in _measured(rows, _curves(rows))]
+    return blocks + [_chart(rows, metric, plan) for metric in _curves(rows) if _means(rows, metric, plan)]
 
 
 def _curves(rows: Sequence[Row]) -> list[str]:
@@ -233,7 +239,8 @@ def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
     low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
     said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
     meaning = all_metrics(_directions(rows)).get(metric, metric)
-    return Figure(chart, capital(name), f"{capital(meaning)}.", said, wide=False)
+    more = _NOT_REACHED if metric == _TIME and any(row.get(_TIME) is None for row in rows) else ""
+    return Figure(chart, capital(name), f"{capital(meaning)}.{more}", said, wide=False)
 
 
 def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
@@ -299,7 +306,10 @@ def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
     metrics = _measured(rows, [*_COLUMNS, *TARGET_METRICS, *(name for name in rows[0] if name.startswith(_SCORES))])
     meanings = all_metrics(_directions(rows))
     columns = [Column(_title(name), meanings.get(name, "")) for name in (*settings, *metrics)]
-    cells = [[*map(_cell, map(row.get, settings)), *map(_score_cell, map(row.get, metrics))] for row in rows]
+    cells = [
+        [*(_cell(row.get(name)) for name in settings), *(_score_cell(name, row.get(name)) for name in metrics)]
+        for row in rows
+    ]
     caption = "One row is one run. Click a heading to sort; the box filters rows by words."
     return Table(columns, cells, caption=caption, row_marks=dict.fromkeys(sorted(best), BEST))
 
@@ -308,6 +318,8 @@ def _cell(value: Any) -> Cell:
     return Cell(number(value), value if isinstance(value, int | float) else None)
 
 
-def _score_cell(value: Any) -> Cell:
-    """A metric, which may be infinite or no number."""
+def _score_cell(name: str, value: Any) -> Cell:
+    """A metric, which may be infinite or no number; bytes with their unit."""
+    if name.startswith("bytes_") and _is_number(value):
+        return Cell(value_of(name, value), value)
     return _cell(value) if value is None or _is_number(value) else Cell(str(value), value)

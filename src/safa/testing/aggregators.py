@@ -206,6 +206,7 @@ class _Plan:
 
     def __init__(self, aggregator: Aggregator, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
+        self._step_sizes = np.random.default_rng([seed, 1])  # apart: plans are the same for all who do not use them
         self._oldest = 1 if aggregator.corrects else _OLDEST
         self._undrafted = aggregator.keeps_entries and not aggregator.trains_own_models
         rules = sorted(aggregator.rules)
@@ -284,7 +285,7 @@ class _Plan:
             weight=np.concatenate([np.zeros(len(undrafted)), self._weights(picked)]),
             picked=np.arange(len(client)) >= len(undrafted),
             noise=torch.from_numpy(self._rng.normal(size=(len(client), _LENGTH))),
-            step_size=self._rng.uniform(0.1, 1.0, size=len(client)),
+            step_size=self._step_sizes.uniform(0.1, 1.0, size=len(client)),
             makes_version=makes_version,
         )
 

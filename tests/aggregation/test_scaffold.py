@@ -196,6 +196,7 @@ def test_a_learning_rate_of_zero_leaves_the_control_variates_alone() -> None:
         ({"optimiser": "adam"}, "the aggregator scaffold needs clients that take plain SGD steps"),
         ({"proximal": 0.1}, "the aggregator scaffold needs clients that take plain SGD steps"),
         ({"clip": 1.0}, "the aggregator scaffold needs clients that take plain SGD steps"),
+        ({"averaging": "population"}, "the aggregator scaffold averages over the participants"),
     ],
 )
 def test_it_is_refused_where_it_makes_no_sense(given: dict[str, Any], said: str) -> None:

@@ -209,10 +209,15 @@ class Best:
     def _standing_json(self, standing: Standing) -> dict[str, Any]:
         names = ("geometric_time_to_target_s", "times_as_long") if self.target else ("mean", "worse_by")
         behind = standing.behind
-        interval = None if behind is None or behind.low is None else [behind.low, behind.high]
+        interval = None if behind is None or behind.low is None else [_finite(behind.low), _finite(behind.high)]
         reached = {"reached": standing.setting.reached} if self.target else {}
-        values = {names[0]: standing.value, names[1]: behind.mean if behind else None, "interval": interval}
+        values = {names[0]: _finite(standing.value), names[1]: _finite(behind and behind.mean), "interval": interval}
         return {"setting": standing.setting.values, **reached, **values, "is_told_from_first": standing.is_told}
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, or None where JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _seeds(count: int) -> str:

@@ -39,18 +39,20 @@ def make_aggregator(settings: Settings, protocol: Protocol) -> Aggregator:
         from_latest=not protocol.answers_arrivals,
     )
     if kind.corrects:
-        _check_plain_steps(settings, name)
+        _check_plain_mean(settings, name)
     aggregator = registry.build(name, settings.values(), settings.aggregator_options)
     if settings.server_optimiser == "none":
         return aggregator
     return registry.build_optimiser(settings.server_optimiser, aggregator, settings.values())
 
 
-def _check_plain_steps(settings: Settings, name: str) -> None:
-    """Complain about clients whose steps are not their gradient times the learning rate; weight decay is a gradient."""
+def _check_plain_mean(settings: Settings, name: str) -> None:
+    """Complain about steps that are not gradient times learning rate (weight decay is a gradient), and other means."""
     if settings.optimiser != "sgd" or settings.momentum or settings.proximal or settings.clip:
         unfit = "another optimiser, momentum, a proximal term or clipping"
         raise SafaError(f"the aggregator {name} needs clients that take plain SGD steps, without {unfit}")
+    if settings.averaging != "participants":
+        raise SafaError(f"the aggregator {name} averages over the participants; leave averaging = population out")
 
 
 class Learning:

@@ -211,7 +211,11 @@ class Best:
         behind = standing.behind
         interval = None if behind is None or behind.low is None else [_finite(behind.low), _finite(behind.high)]
         reached = {"reached": standing.setting.reached} if self.target else {}
-        values = {names[0]: _finite(standing.value), names[1]: _finite(behind and behind.mean), "interval": interval}
+        values = {
+            names[0]: _finite(standing.value),
+            names[1]: _finite(behind.mean if behind else None),
+            "interval": interval,
+        }
         return {"setting": standing.setting.values, **reached, **values, "is_told_from_first": standing.is_told}
 
 

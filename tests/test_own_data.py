@@ -132,11 +132,15 @@ def test_a_partition_is_listed_run_stopped_and_resumed(shell: Shell) -> None:
 def test_a_partition_is_refused_in_one_sentence(shell: Shell) -> None:
     run = "run digits --clients 4 --out run --partition"
     assert shell.refuses(f"{run} twice") == "sample 0 is in a part more than once; a sample has one owner"
-    assert shell.refuses(f"{run} nothing").startswith("the partition nothing failed: cannot reshape array of size")
+    assert shell.refuses(f"{run} nothing").startswith(
+        "the partition nothing failed: ValueError: cannot reshape array of size"
+    )
     assert shell.refuses(f"{run} alternating") == (
         "the partition alternating is written alternating:STEP, not 'alternating'"
     )
-    assert shell.refuses(f"{run} alternating:x").startswith("the partition alternating:x failed: invalid literal")
+    assert shell.refuses(f"{run} alternating:x").startswith(
+        "the partition alternating:x failed: ValueError: invalid literal"
+    )
     assert shell.refuses(f"{run} altern").endswith(", natural, alternating, twice, nothing")
     assert shell.refuses(f"{run} alternating:7 --mean-size 9") == (
         "mean_size has no effect with partition = alternating:7, which decides what every client holds"

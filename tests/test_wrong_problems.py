@@ -26,7 +26,12 @@ def net() -> torch.nn.Module:
 
 
 def problem(**changed: Any) -> safa.Problem:
-    given = {"model": net, "loss": torch.nn.functional.mse_loss, "train": (X[:50], Y[:50]), "test": (X[50:], Y[50:])}
+    given: dict[str, Any] = {
+        "model": net,
+        "loss": torch.nn.functional.mse_loss,
+        "train": (X[:50], Y[:50]),
+        "test": (X[50:], Y[50:]),
+    }
     return safa.Problem(**(given | changed))
 
 
@@ -62,8 +67,8 @@ def test_metrics_that_would_have_one_name_are_refused() -> None:
 
 def test_arrays_are_data() -> None:
     arrays = problem(train=(X[:50].numpy(), Y[:50].numpy()))
-    same = [safa.simulate(one, **SHORT).summary["last_loss"] for one in (arrays, problem())]
-    assert same[0] == same[1]
+    runs = [safa.simulate(one, **SHORT) for one in (arrays, problem())]
+    assert [record.loss for record in runs[0].records()] == [record.loss for record in runs[1].records()]
 
 
 class Gone(torch.utils.data.Dataset[Any]):
@@ -140,6 +145,18 @@ def test_a_sweep_without_training_has_no_best_setting() -> None:
 def test_the_page_of_a_sweep_that_was_just_made(tmp_path: Path) -> None:
     found = safa.sweep("boston", clients=5, rounds=2, train=False, protocol=["safa", "fedavg"])
     assert "fedavg" in safa.write_report(found, tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lr", "words"), [([0.001, "auto"], "Varied: lr (0.001, auto); seed (0, 1)."), ("auto", "Varied: seed (0, 1).")]
+)
+def test_the_page_of_a_sweep_has_the_learning_rates_that_were_asked_for(lr: Any, words: str, tmp_path: Path) -> None:
+    """Rates that are found may differ from seed to seed, and are one setting nevertheless."""
+    safa.sweep(problem(), clients=5, rounds=2, lr=lr, seed=range(2), out=tmp_path / "d")
+    table = pd.read_csv(tmp_path / "d" / "results.csv")
+    table.loc[(table.seed == 1) & (table.lr > 0.001), "lr"] *= 3  # as if another one had been found
+    table.to_csv(tmp_path / "d" / "results.csv", index=False)
+    assert words in safa.write_report(tmp_path / "d").read_text()
 
 
 def test_every_task_of_a_sweep_has_its_main_metric_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:

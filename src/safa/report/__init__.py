@@ -6,28 +6,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
-from safa.experiments import Sweep
 from safa.fleet import make_fleet
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
 from safa.report.sweep import read_table, sweep_page, sweep_sections
 from safa.runs import Run, load_run, write_atomically
+from safa.runs.folder import SWEEP
+from safa.runs.sweep_folder import SweepFolder
 
 __all__ = ["read_table", "render", "run_page", "run_sections", "sweep_page", "sweep_sections", "write_report"]
 
 
-def write_report(run: Run | Sweep | str | Path, path: str | Path | None = None) -> Path:
+class _InFolder(Protocol):
+    """A sweep, which is in a folder."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
+def write_report(run: Run | _InFolder | str | Path, path: str | Path | None = None) -> Path:
     """Write the page of a run or a sweep, or of the folder of either, and return its path.
 
     It is `report.html` in the folder unless another `path` is given, which a run that is held in memory needs.
     """
-    folder = run.folder if isinstance(run, Run | Sweep) else Path(run)
+    folder = Path(run) if isinstance(run, str | Path) else run.folder
     if path is None and folder is None:
         raise SafaError("a run that is held in memory has no folder; say where to write its page, path=FILE.html")
     page = _page(run if isinstance(run, Run) else Path(folder or "."))
@@ -39,13 +49,25 @@ def write_report(run: Run | Sweep | str | Path, path: str | Path | None = None) 
 def _page(run: Run | Path) -> str:
     if isinstance(run, Path):
         if (run / "results.csv").is_file() and not (run / "config.toml").is_file():
-            return sweep_page(read_table(run / "results.csv"))
+            return sweep_page(_as_planned(read_table(run / "results.csv"), run))
         if not (run / "config.toml").is_file():
             raise SafaError(f"{run} holds neither a run (config.toml) nor a sweep (results.csv)")
         run = load_run(run)
     if not run.has_rounds():
         raise SafaError(f"{run.folder} holds the settings of a run, but no rounds.jsonl")
     return run_page(run, _speeds(run))
+
+
+def _as_planned(rows: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """The rows of a sweep with the learning rate that was asked for: one that was found may differ by seed."""
+    if not (folder / SWEEP).is_file():
+        return list(rows)
+    rates = {row.get("task"): {one.get("lr") for one in rows if one.get("task") == row.get("task")} for row in rows}
+    plan = SweepFolder.read(folder).varied
+    return [
+        row | {"lr": varied.get("lr", "auto")} if "lr" in varied or len(rates[row.get("task")]) > 1 else row
+        for row, varied in zip(rows, plan, strict=False)
+    ]
 
 
 def _speeds(run: Run) -> ArrayLike | None:

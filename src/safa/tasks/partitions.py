@@ -72,11 +72,11 @@ def partition(kind: str, samples: Samples, rng: np.random.Generator) -> list[NDA
     if samples.clients > count:
         raise SafaError(f"{count} training samples cannot be dealt to {samples.clients} clients, one at least to each")
     try:
-        parts = function(samples, rng, *given)
-    except (TypeError, ValueError, IndexError) as wrong:
+        parts = list(function(samples, rng, *given))
+    except Exception as wrong:
         if function in _OWN.values() or isinstance(wrong, SafaError):
             raise
-        raise SafaError(f"the partition {kind} failed: {wrong}") from wrong
+        raise SafaError(f"the partition {kind} failed: {type(wrong).__name__}: {wrong}") from wrong
     if len(parts) != samples.clients:
         raise SafaError(f"the partition {kind} made {len(parts)} parts for {samples.clients} clients")
     return checked_parts(parts, count, what="part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -181,6 +182,10 @@ def test_a_setting_that_did_not_always_reach_the_target_has_no_mean_time_on_the_
     assert "Only settings are shown with which every run reached it." in said
     shortest = "The best setting is the one with the shortest time to the target (geometric mean over the seeds)"
     assert f"{shortest}: C 0.6, with 200 s." in said, "the times differ by world, and the ratios count"
+    fedavg = [row | {"protocol": "fedavg", "time_to_target_s": 7.0} for row in rows]
+    chart = specs_of(sweep_page([row | {"time_to_target_s": None} for row in rows] + fedavg))[0]
+    assert {point["series"] for point in next(iter(chart["datasets"].values()))} == {"fedavg"}
+    assert '"domain": ["safa", "fedavg"]' in json.dumps(chart), "each looks the same in every chart"
     nowhere = [row | {"time_to_target_s": 5.0 if row["seed"] else None} for row in rows]
     assert "Time to target by" not in text_of(sweep_page(nowhere))
 

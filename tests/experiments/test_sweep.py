@@ -214,21 +214,9 @@ def test_twenty_kills(keep: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_with_workers_that_is_killed_and_started_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    command = [
-        "sweep",
-        "digits",
-        "--protocol",
-        "safa,fedbuff",
-        "--seed",
-        "0-2",
-        "--rounds",
-        "12",
-        "--until",
-        "accuracy=0.7",
-        "--quiet",
-    ]
-    assert main([*command, "--workers", "1", "--out", str(tmp_path / "whole")]) == 0
-    program = [sys.executable, "-m", "safa", *command, "--workers", "2", "--out", str(tmp_path / "killed")]
+    command = "sweep digits --protocol safa,fedbuff --seed 0-2 --rounds 12 --until accuracy=0.7 --quiet --workers"
+    assert main([*command.split(), "1", "--out", str(tmp_path / "whole")]) == 0
+    program = [sys.executable, "-m", "safa", *command.split(), "2", "--out", str(tmp_path / "killed")]
     with started(program) as process:
         while process.poll() is None and len(list((tmp_path / "killed" / "runs").glob("????"))) < 2:
             os.sched_yield()

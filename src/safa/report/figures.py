@@ -204,6 +204,7 @@ def lines(
     y: Axis,
     *,
     series: str | None = None,
+    names: Sequence[str] = (),
     band: tuple[str, str] | None = None,
     points: bool = False,
     also: Sequence[Axis] = (),
@@ -211,9 +212,10 @@ def lines(
 ) -> alt.LayerChart:
     """Curves of `y` over `x`, one per value of `series`, with a band between two fields and points where wanted.
 
-    The tooltip of a point shows x, the series, y, and the fields in `also`.
+    The tooltip of a point shows x, the series, y, and the fields in `also`. `names` are all the series that a page
+    has, where some may be missing here, so that each looks the same in every chart.
     """
-    names = list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""]
+    names = list(names) or (list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""])
     looks = styles(names)
     shown = [_tooltip(x), *([alt.Tooltip(f"{series}:N")] if series else []), _tooltip(y), *map(_tooltip, also)]
     base = alt.Chart(_data(rows)).encode(x=_x(x, 10 if points else 0))

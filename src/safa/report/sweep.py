@@ -232,7 +232,8 @@ def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
     if plan.x:
         values = plan.varied[plan.x]
         x = Axis("x", _title(plan.x), ticks=values if len(values) <= 8 else None)
-        chart = figures.lines(points, x, y, series="series", band=band, points=True, height=220)
+        names = list(dict.fromkeys(_key(row, plan.series) for row in rows))
+        chart = figures.lines(points, x, y, series="series", names=names, band=band, points=True, height=220)
     else:
         chart = figures.dots(points, "series", y, band)
     name = _name(metric) + (f" by {_name(plan.x)}" if plan.x else "")

@@ -12,6 +12,9 @@ from difflib import get_close_matches
 __all__ = ["MisuseError", "SafaError", "did_you_mean"]
 
 
+_SHORT = 4  # letters
+
+
 class SafaError(ValueError):
     """Something the user gave cannot be used; the message says what, what was given and what is allowed."""
 
@@ -22,5 +25,6 @@ class MisuseError(RuntimeError):
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """What to say behind a name that there is not, if one that there is looks like it; nothing otherwise."""
-    close = get_close_matches(str(given), list(known), n=1, cutoff=0.75)
+    alike = 0.65 if len(str(given)) <= _SHORT else 0.75  # one wrong letter of three is more than one of six
+    close = get_close_matches(str(given), list(known), n=1, cutoff=alike)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -523,7 +523,8 @@ def checked(name: str, value: Any, item: Any) -> Any:
     if allowed["is_file"]:
         return file_or_values(name, value)
     if allowed["choices"] is not None and value not in allowed["choices"]:
-        raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}")
+        meant = did_you_mean(value, allowed["choices"])
+        raise SafaError(f"{name} must be one of {', '.join(allowed['choices'])}, not {value!r}{meant}")
     if value in allowed["words"]:
         return value
     kind = str(item.type).partition(" ")[0]

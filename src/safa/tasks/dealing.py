@@ -137,7 +137,9 @@ def column(samples: Samples, rng: np.random.Generator, name: str) -> list[_Ints]
         raise SafaError(f"the column {name!r} needs one value per sample, not the shape {list(values.shape)}")
     found, of_sample, counts = np.unique(values, return_inverse=True, return_counts=True)
     if samples.clients > len(found):
-        raise SafaError(f"the column {name!r} has {len(found)} values, too few for {samples.clients} clients")
+        raise SafaError(
+            f"the column {name!r} has {len(found)} values, too few for {samples.clients} clients; set clients"
+        )
     owner = _owners(counts, samples.clients, rng)[of_sample]
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 

@@ -331,14 +331,26 @@ def test_a_sweep_prints_a_line_a_setting_and_prints_it_again(
     assert [row["seed"] for row in load_sweep(tmp_path).rows] == [0, 0, 1, 1, 4, 4]
 
 
+@pytest.mark.parametrize(("target", "compared"), [("0.3", True), ("0.45", False), ("0.9", False)])
+def test_times_are_compared_where_two_settings_have_them(
+    target: str, compared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both settings reach 0.3 with both seeds, one of them 0.45, none 0.9."""
+    words = f"sweep boston --protocol safa,fedavg --rounds 20 --until accuracy={target} --seed 0,1 --workers 1 --out"
+    assert main([*words.split(), str(tmp_path / "sweep")]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.rstrip().endswith("time, relative" if compared else "MB to target")
+    assert all(len(line) <= len(head) for line in lines[:2])
+
+
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [
         ("0-3,2", "seed lists 2 twice"),
         ("5-3", "a range of seeds must be FIRST-LAST"),
         ("0-99999999", "with 100,000 seeds at most"),
-        ("0-", "seed must be a number, not '0-'"),
-        ("a-b", "seed must be a number, not 'a-b'"),
+        ("0-", "seed must be a number, or a range FIRST-LAST such as 0-9, not '0-'"),
+        ("a-b", "seed must be a number, or a range FIRST-LAST such as 0-9, not 'a-b'"),
     ],
 )
 def test_seeds_that_make_no_sense_are_one_sentence(seeds: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
 def _seeds(text: str) -> list[str]:
     """The seeds of a range, or the one seed."""
     found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
+    if not found and not text.isdigit():
+        raise SafaError(f"seed must be a number, or a range FIRST-LAST such as 0-9, not {text!r}")
     if not found:
         return [text]
     first, last = int(found[1]), int(found[2])

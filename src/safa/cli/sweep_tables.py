@@ -32,15 +32,16 @@ def print_settings(settings: Sequence[Setting]) -> None:
     """The settings of a sweep as a table: what was varied, and means of the most important metrics over the seeds."""
     seeds, shown = len(settings[0].rows), _shown(settings)
     targets = _TO_TARGET if any("time_to_target_s" in setting.rows[0] for setting in settings) else {}
+    reached = [setting for setting in settings if targets and setting.reached == len(setting.rows)]
+    relative = [_RELATIVE] if len(reached) > 1 else []
     lines = [
         [
             *setting.values.values(),
             *(_spread(setting.mean(name)) for name in shown),
-            *(_to_target(setting, settings) if targets else ()),
+            *(_to_target(setting, reached)[: len(targets) + len(relative)] if targets else ()),
         ]
         for setting in settings[:_MOST_ROWS]
     ]
-    relative = [_RELATIVE] if targets and len(settings) > 1 else []
     _print_table(list(settings[0].values), [*shown.values(), *targets.values(), *relative], lines)
     if len(settings) > _MOST_ROWS:
         _print_line(f"... and {len(settings) - _MOST_ROWS} more")
@@ -59,14 +60,12 @@ def _shown(settings: Sequence[Setting]) -> dict[str, str]:
     return {name: title for name, title in shown.items() if any(row.get(name) is not None for row in rows)}
 
 
-def _to_target(setting: Setting, settings: Sequence[Setting]) -> list[str]:
+def _to_target(setting: Setting, reached: Sequence[Setting]) -> list[str]:
     """The columns of the target; where not all seeds reached it, how many did."""
-    if setting.reached < len(setting.rows):
+    if setting not in reached:
         return [f"{setting.reached} of {len(setting.rows)} seeds"]
     means = [_spread(setting.mean(name), _SCALES.get(name, 1.0)) for name in _TO_TARGET]
-    reference = next(
-        one for one in settings if one.reached == len(one.rows) and one.rows[0]["task"] == setting.rows[0]["task"]
-    )
+    reference = next(one for one in reached if one.rows[0]["task"] == setting.rows[0]["task"])
     return [*means, "1" if setting is reference else _ratio(setting.times_as_long(reference))]
 
 

@@ -43,9 +43,7 @@ def make(kind: str) -> Problem:
     layers: dict[str, list[Callable[[], nn.Module]]] = {
         "network": [lambda: nn.Linear(FEATURES, 9), nn.Tanh, lambda: nn.Linear(9, 3)],
         "batch norm": [
-            lambda: nn.Linear(
-                FEATURES, 9, bias=False
-            ),  # a bias would have no gradient but noise, which Adam enlarges
+            lambda: nn.Linear(FEATURES, 9, bias=False),  # a bias would have no gradient but noise, which Adam enlarges
             lambda: nn.BatchNorm1d(9),
             nn.ReLU,
             lambda: nn.Linear(9, 3),

@@ -22,7 +22,8 @@ from safa.experiments.simulate import Experiment
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
 from safa.tasks import Samples, find_task, partition
-from safa.training import Optimiser, Trainer, make_trainer
+from safa.training import Optimiser, Trainer
+from safa.training.setup import make_trainer
 
 CNN_FLOP_PER_IMAGE = 2 * (2 * 20 * 25 * 576 + 3 * (50 * 500 * 64 + 800 * 500 + 500 * 10))
 """Forward, gradient of the weights, gradient of the inputs (which the first layer does not need)."""

@@ -233,7 +233,6 @@ def test_a_fleet_follows_the_shards() -> None:
     assert sizes is not None
     assert [len(shard) for shard in make_shards(fewer, problem, np.ones(2))] == sizes.tolist()
     assert set(sizes) <= set(SIZES)
-    assert own_sizes(replace(settings, partition="iid"), problem) is None
     assert len(fleet_of(replace(settings, partition="iid"), problem).sizes) == 4
 
 

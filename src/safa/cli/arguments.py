@@ -36,7 +36,7 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool = False) -> None:
-    """An option for every field of a dataclass that was made with `safa.runs.settings.option`.
+    """An option for every field of a dataclass that was made with `safa.runs.fields.option`.
 
     An option that is not given is not set, so that defaults are in the dataclass only.
     """

@@ -33,7 +33,8 @@ from safa.runs.checkpoints import (
     load_checkpoint,
     remove_checkpoints,
 )
-from safa.runs.settings import FORMAT, Settings, as_toml
+from safa.runs.fields import as_toml
+from safa.runs.settings import FORMAT, Settings
 from safa.runs.storage import PART, append, read_json, read_tensors, reading, write_atomically, writing
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from safa.errors import SafaError
-from safa.training.trainer import BatchedTrainer
+from safa.training.batched import BatchedTrainer
 
 __all__ = ["Attempt"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +11,9 @@ from torch import Tensor
 
 from safa.runs.schedule import Schedule
 from safa.training.batches import Ids
-from safa.training.trainer import Trainer
+from safa.training.trainer import Amount, Trainer
 
-__all__ = ["Amount", "LocalTraining"]
-
-
-class Amount(TypedDict):
-    """How much clients train, and how: what `Trainer.train` takes."""
-
-    epochs: int | None
-    steps: Ids | None
-    lr: NDArray[np.float64] | None
-    bases: Ids
+__all__ = ["LocalTraining"]
 
 
 def _share_of(work: NDArray[np.float64], steps: Ids) -> Ids:
@@ -69,8 +60,8 @@ class LocalTraining:
         `rounds` are the rounds in which they begin, by which the learning rate goes, and `work` the shares of their
         full work that they do. `correction` [K, d] is added to every gradient.
         """
-        amount = self.amount(clients, bases, rounds, work)
-        return self._trainer.train(clients, start, **amount, correction=correction)
+        amount: Amount = {**self.amount(clients, bases, rounds, work), "correction": correction}
+        return self._trainer.train(clients, start, **amount)
 
     def amount(self, clients: Ids, bases: Ids, rounds: Ids, work: NDArray[np.float64]) -> Amount:
         """What a trainer has to know of the work that is asked for."""

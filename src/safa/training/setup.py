@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from safa.tasks import Samples, partition
 from safa.tasks.problem import Problem
 from safa.tasks.references import load_reference
 from safa.training.attempt import Attempt
+from safa.training.batched import BatchedTrainer
+from safa.training.batches import Shards
 from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
-from safa.training.trainer import BatchedTrainer, Trainer, make_trainer
+from safa.training.serial import SerialTrainer
+from safa.training.trainer import Trainer
 
 __all__ = [
     "find_device",
@@ -28,6 +31,7 @@ __all__ = [
     "make_optimiser",
     "make_schedule",
     "make_shards",
+    "make_trainer",
     "own_sizes",
     "trainer_of",
 ]
@@ -43,10 +47,8 @@ def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]
     return partition(settings.partition, samples, stream(settings.seed, "partition"))
 
 
-def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64] | None:
-    """How many training samples every client holds, where the partition decides that; None: the fleet draws it."""
-    if not settings.decides_sizes:
-        return None
+def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64]:
+    """How many training samples every client holds, where the partition decides that."""
     shards = make_shards(settings, problem, np.ones(settings.clients))
     return np.array([len(shard) for shard in shards], dtype=np.float64)
 
@@ -64,9 +66,27 @@ def make_optimiser(settings: Settings) -> Optimiser:
     )
 
 
-def trainer_of(
-    settings: Settings, problem: Problem, shards: Sequence[NDArray[np.int64]], device: torch.device
+def make_trainer(
+    kind: str,
+    problem: Problem,
+    shards: Shards,
+    *,
+    batch_size: int,
+    optimiser: Optimiser,
+    device: torch.device,
+    memory_mb: float = 1024.0,
+    shuffle: bool = False,
+    seed: int = 0,
 ) -> Trainer:
+    """The trainer of that name."""
+    common: dict[str, Any] = {"batch_size": batch_size, "optimiser": optimiser, "device": device}
+    common |= {"shuffle": shuffle, "seed": seed}
+    if kind == "serial":
+        return SerialTrainer(problem, shards, **common)
+    return BatchedTrainer(problem, shards, memory_mb=memory_mb, **common)
+
+
+def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> Trainer:
     """The trainer that the settings ask for."""
     return make_trainer(
         settings.trainer,
@@ -94,7 +114,7 @@ def make_schedule(settings: Settings) -> Schedule:
 def local_training(
     settings: Settings,
     problem: Problem,
-    shards: Sequence[NDArray[np.int64]],
+    shards: Shards,
     device: torch.device,
     *,
     own_models: bool,
@@ -104,9 +124,7 @@ def local_training(
     return _local_training(settings, trainer, shards, own_models=own_models)
 
 
-def _local_training(
-    settings: Settings, trainer: Trainer, shards: Sequence[NDArray[np.int64]], *, own_models: bool
-) -> LocalTraining:
+def _local_training(settings: Settings, trainer: Trainer, shards: Shards, *, own_models: bool) -> LocalTraining:
     return LocalTraining(
         trainer,
         epochs=settings.epochs,
@@ -145,14 +163,15 @@ def make_attempt(
     )
     training = _local_training(settings, trainer, [shard], own_models=own_models)
     amount = training.amount(np.zeros(1, np.int64), np.array([base]), np.array([round_]), np.array([work]))
-    steps, lr = amount["steps"], amount["lr"]
+    steps, lr, bases = amount["steps"], amount["lr"], amount["bases"]
+    assert bases is not None
     return Attempt(
         trainer,
         start.to(device),
         epochs=amount["epochs"],
         steps=None if steps is None else int(steps[0]),
         lr=None if lr is None else float(lr[0]),
-        base=int(amount["bases"][0]),
+        base=int(bases[0]),
     )
 
 

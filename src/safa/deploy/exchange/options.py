@@ -14,7 +14,8 @@ from typing import Any, Self
 from safa.deploy.exchange.codec import CODECS
 from safa.deploy.exchange.screening import Screen
 from safa.errors import SafaError
-from safa.runs.settings import Settings, as_toml, checked, option
+from safa.runs.fields import as_toml, checked, option
+from safa.runs.settings import Settings
 
 __all__ = ["FILE", "Options"]
 

@@ -17,8 +17,7 @@ import torch
 
 from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
-from safa.training import make_trainer
-from safa.training.setup import find_device, make_optimiser
+from safa.training.setup import find_device, make_optimiser, make_trainer
 
 __all__ = ["Reference", "reference", "steps_of"]
 

@@ -57,10 +57,12 @@ ROOMS: dict[str, Room] = {
     "deploy.launcher": room([*DEPLOYED, "deploy"], "numpy cryptography flwr httpx uvicorn"),
     "report": room(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert"),
     "testing": room(["protocol", "aggregation"], "numpy torch"),
+    "bench": room([*SIMULATED, "experiments", "report"], "numpy torch altair"),
     "paper": room([*SIMULATED, "experiments", "deploy", "report", "testing"], "numpy torch altair"),
     "__init__": room(["analysis", "protocol.records", "tasks", "runs", "simulation", "experiments", "report"]),
     "cli": room(
-        [*SIMULATED, "experiments", "deploy", "report", "testing", "paper", "__init__"], "rich torch safetensors"
+        [*SIMULATED, "experiments", "deploy", "report", "testing", "bench", "paper", "__init__"],
+        "rich torch safetensors",
     ),
     "__main__": room(["cli"]),
 }

@@ -22,6 +22,7 @@ from safa.training.batches import Shards
 from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
 from safa.training.serial import SerialTrainer
+from safa.training.threaded import ThreadsTrainer
 from safa.training.trainer import Trainer
 
 __all__ = [
@@ -83,6 +84,8 @@ def make_trainer(
     common |= {"shuffle": shuffle, "seed": seed}
     if kind == "serial":
         return SerialTrainer(problem, shards, **common)
+    if kind == "threads":
+        return ThreadsTrainer(problem, shards, **common)
     return BatchedTrainer(problem, shards, memory_mb=memory_mb, **common)
 
 

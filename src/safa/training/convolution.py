@@ -1,7 +1,7 @@
 """Convolutions of many clients, each with filters of its own, as one operation with the clients as first dimension.
 
 `torch.vmap` makes a convolution with groups of it, which GPUs compute slowly. Where Triton is there, the products of
-windows and filters are computed without laying the windows out (`safa.training.conv_kernels`); elsewhere, and in double
+windows and filters are computed without laying the windows out (`safa.training.triton_kernels`); elsewhere, and in double
 precision, it is the convolution with groups.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["convolution"]
+__all__ = ["by_triton", "channels_innermost", "convolution", "merged"]
 
 
 def convolution(
@@ -30,16 +30,20 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _by_triton(x: Tensor, dilation: list[int]) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and dilation == [1, 1] and _has_triton()
+def by_triton(x: Tensor) -> bool:
+    """Whether there are kernels in Triton for tensors like this one."""
+    return x.is_cuda and x.dtype == torch.float32 and _has_triton()
+
+
+def channels_innermost(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor [K, B, C, H, W] like x, with the channels innermost in memory."""
+    clients, images, channels, height, width = shape
+    return x.new_empty(clients, images, height, width, channels).movedim(4, 2)
 
 
 def _empty(x: Tensor, shape: tuple[int, ...], dilation: list[int]) -> Tensor:
-    """A tensor like those that are returned, with the channels innermost where they come from Triton."""
-    if not _by_triton(x, dilation):
-        return x.new_empty(shape)
-    clients, images, channels, height, width = shape
-    return x.new_empty(clients, images, height, width, channels).movedim(4, 2)
+    """A tensor like those that are returned."""
+    return channels_innermost(x, shape) if by_triton(x) and dilation == [1, 1] else x.new_empty(shape)
 
 
 def _as_groups(x: Tensor) -> Tensor:
@@ -67,8 +71,8 @@ def output_shape(
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    if _by_triton(x, dilation):
-        from safa.training.conv_kernels import forward
+    if by_triton(x) and dilation == [1, 1]:
+        from safa.training.triton_kernels import forward
 
         return forward(x, weight, bias, output_shape(x, weight, stride, padding, dilation), stride, padding)
     flat = None if bias is None else bias.flatten()
@@ -88,8 +92,8 @@ def _backward(
     slope: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], needs_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for x (nothing unless it is needed), the filters and the biases."""
-    if _by_triton(x, dilation):
-        from safa.training.conv_kernels import backward
+    if by_triton(x) and dilation == [1, 1]:
+        from safa.training.triton_kernels import backward
 
         return backward(slope, x, weight, stride, padding, needs_x=needs_x)
     for_x, for_weight, _ = torch.ops.aten.convolution_backward(
@@ -128,11 +132,12 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 def _(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
     """More clients: the new dimension is put together with that of the clients."""
     count = info.batch_size
-    x, weight = _merged(x, dims[0], count), _merged(weight, dims[1], count)
-    bias = None if bias is None else _merged(bias, dims[2], count)
+    x, weight = merged(x, dims[0], count), merged(weight, dims[1], count)
+    bias = None if bias is None else merged(bias, dims[2], count)
     return _forward(x, weight, bias, *how).unflatten(0, (count, -1)), 0
 
 
-def _merged(tensor: Tensor, dim: int | None, count: int) -> Tensor:
+def merged(tensor: Tensor, dim: int | None, count: int) -> Tensor:
+    """A tensor with a new dimension of clients, put together with the one that it has."""
     moved = tensor.expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return moved.flatten(0, 1)

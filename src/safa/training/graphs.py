@@ -142,7 +142,7 @@ def _compiled(program: Program, arguments: tuple[Tensor, ...]) -> Program:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     kept = arguments[0].clone()
-    compiled: Program = torch.compile(make_fx(program)(*arguments))
+    compiled: Program = torch.compile(make_fx(lambda *given: program(*given))(*arguments))
     compiled(*arguments)
     arguments[0].copy_(kept)
     return compiled

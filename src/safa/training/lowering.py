@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from safa.training.convolution import convolution
+from safa.training.convolution import by_triton, convolution
+from safa.training.pooling import max_pool
 
 __all__ = ["lowered"]
 
@@ -84,6 +85,23 @@ def _each(value: Any, dimensions: int) -> list[int]:
     """One number for each dimension, where one stands for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dimensions if len(values) == 1 else values
+
+
+def _pool(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest values of windows on a GPU, where these lie side by side."""
+    kernel, apart = _each(kernel_size, 2), _each(kernel_size if stride is None else stride, 2)
+    plain = kernel == apart and _each(padding, 2) == [0, 0] and _each(dilation, 2) == [1, 1] and not ceil_mode
+    if not (plain and by_triton(x) and x.dim() == 4 and not return_indices and kernel[0] * kernel[1] < 256):
+        return NotImplemented
+    return max_pool(x, kernel)
 
 
 # -- recurrent layers --------------------------------------------------------------------------------------------------
@@ -161,11 +179,26 @@ def _one_direction(
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
 
+# -- operations that need their input in the usual order in memory -----------------------------------------------------
+
+
+def _in_usual_order(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Side by side, torch gets these wrong, or refuses them, where channels are innermost in memory."""
+    return function(x.contiguous(), *args, **kwargs)
+
+
+_USUAL_ORDER = (
+    functional.group_norm, functional.batch_norm, functional.instance_norm, functional.adaptive_avg_pool2d,
+    functional.adaptive_max_pool2d, functional.avg_pool2d, functional.interpolate, torch.group_norm, torch.batch_norm,
+)  # fmt: skip
+
 _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.conv1d: partial(_convolve, 1),
     torch.conv2d: partial(_convolve, 2),
+    functional.max_pool2d: _pool,
     torch.lstm: partial(_recurrent, _lstm_cell),
     torch.gru: partial(_recurrent, _gru_cell),
     torch.rnn_tanh: partial(_recurrent, partial(_simple_cell, torch.tanh)),
     torch.rnn_relu: partial(_recurrent, partial(_simple_cell, torch.relu)),
+    **{function: partial(_in_usual_order, function) for function in _USUAL_ORDER},
 }

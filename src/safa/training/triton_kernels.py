@@ -11,12 +11,14 @@ window, SH and SW the stride, PH and PW the padding. A tile has BP pixels, BO fi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "pool", "unpool"]
 
 
 @triton.jit
@@ -289,3 +291,76 @@ def _weight_gradient(
         RUN=_run_length(s["C"]), BO=bo, BR=br, BP=bp, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.sum(0).movedim(4, 2).contiguous(), total.sum(0)
+
+
+@triton.jit
+def _pool_kernel(
+    x, out, places, pixels,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A tile of windows x channels: the largest value of each, and its place; the first of equal ones."""
+    p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mask = (p < pixels)[:, None] & (c < C)[None, :]
+    base = (p // (OH * OW) * H + p // OW % OH * KH) * W + p % OW * KW
+    largest = tl.full((BP, BC), float("-inf"), tl.float32)
+    place = tl.zeros((BP, BC), tl.int32)
+    for i in tl.static_range(KH):
+        for j in tl.static_range(KW):
+            value = tl.load(x + ((base + i * W + j) * C)[:, None] + c[None, :], mask=mask, other=0.0)
+            larger = (value > largest) | (value != value)
+            largest = tl.where(larger, value, largest)
+            place = tl.where(larger, i * KW + j, place)
+    tl.store(out + (p * C)[:, None] + c[None, :], largest, mask=mask)
+    tl.store(places + (p * C)[:, None] + c[None, :], place.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _unpool_kernel(
+    slope, places, out, pixels,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels x channels of the input: the slope of its window where it is the largest there, 0 elsewhere."""
+    p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mask = (p < pixels)[:, None] & (c < C)[None, :]
+    y, x = p // W % H, p % W
+    pooled = (p < pixels) & (y // KH < OH) & (x // KW < OW)
+    window = ((p // (H * W) * OH + y // KH) * OW + x // KW) * C
+    known = pooled[:, None] & (c < C)[None, :]
+    place = tl.load(places + window[:, None] + c[None, :], mask=known, other=255)
+    value = tl.load(slope + window[:, None] + c[None, :], mask=known, other=0.0)
+    mine = place == (y % KH * KW + x % KW)[:, None]
+    tl.store(out + (p * C)[:, None] + c[None, :], tl.where(mine, value, 0.0), mask=mask)
+
+
+def pool(x: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
+    """The largest value of every window [K, B, C, H', W'] and its place; windows lie side by side."""
+    x = _innermost(x).contiguous()
+    clients, images, h, w, c = x.shape
+    oh, ow = h // kernel[0], w // kernel[1]
+    out = x.new_empty(clients, images, oh, ow, c)
+    places = torch.empty_like(out, dtype=torch.uint8)
+    _over_pixels(_pool_kernel, (x, out, places), clients * images * oh * ow, (c, h, w, oh, ow, *kernel))
+    return out.movedim(4, 2), places.movedim(4, 2)
+
+
+def unpool(slope: Tensor, places: Tensor, size: list[int], kernel: list[int]) -> Tensor:
+    """The gradient for an input of this height and width."""
+    slope, places = _innermost(slope).contiguous(), _innermost(places).contiguous()
+    clients, images, oh, ow, c = slope.shape
+    out = slope.new_empty(clients, images, *size, c)
+    _over_pixels(
+        _unpool_kernel, (slope, places, out), clients * images * size[0] * size[1], (c, *size, oh, ow, *kernel)
+    )
+    return out.movedim(4, 2)
+
+
+def _over_pixels(kernel: Any, tensors: tuple[Tensor, ...], pixels: int, sizes: tuple[int, ...]) -> None:
+    """Run a kernel over tiles of pixels x channels."""
+    names = ("C", "H", "W", "OH", "OW", "KH", "KW")
+    bc = _tile(sizes[0], 64)
+    grid = triton.cdiv(pixels, 64), triton.cdiv(sizes[0], bc)
+    kernel[grid](*tensors, pixels, **dict(zip(names, sizes, strict=True)), BP=64, BC=bc, num_warps=4)

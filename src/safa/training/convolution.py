@@ -1,8 +1,8 @@
 """Convolutions of many clients, each with filters of its own, as one operation with the clients as first dimension.
 
 `torch.vmap` makes a convolution with groups of it, which GPUs compute slowly. Where Triton is there, the products of
-windows and filters are computed without laying the windows out (`safa.training.triton_kernels`); elsewhere, and in double
-precision, it is the convolution with groups.
+windows and filters are computed without laying the windows out (`safa.training.triton_kernels`); elsewhere, and in
+double precision, it is the convolution with groups.
 """
 
 from __future__ import annotations

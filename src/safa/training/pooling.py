@@ -1,6 +1,6 @@
-"""The largest values of windows that lie side by side, for many clients: on a GPU, torch's own take several times longer.
+"""The largest values of windows that lie side by side, for many clients.
 
-Only where Triton is there, in single precision; elsewhere torch's own are used.
+On a GPU, torch's own pooling takes several times longer. It is used where Triton is not there, and in double precision.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from safa.cli.arguments import add_settings, given_settings, settings_of
+from safa.cli.arguments import add_address, add_settings, given_settings, settings_of
 from safa.cli.show import print_summary, with_progress
 from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, resume_run, run_to_end
@@ -30,6 +31,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     add_settings(parser, lists=False)
+    add_address(parser)
     parser.add_argument("--config", metavar="FILE", help="settings from a config.toml; options override it")
     parser.add_argument(
         "--resume",
@@ -48,6 +50,8 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Simulate a run to its end and print its metrics."""
     start = time.perf_counter()
+    if arguments.address:
+        os.environ["RAY_ADDRESS"] = arguments.address  # where the trainer ray looks
     experiment, writer = _resumed(arguments) if arguments.resume else _new(arguments)
     settings = experiment.settings
     for words in (experiment.learning_rate_words, experiment.caution):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ from typing import Any
 
 from safa.errors import SafaError
 
-__all__ = ["Workers", "connect"]
+__all__ = ["Workers", "connect", "room"]
 
 _TRIES = 4
 """How often a call is begun before it is given up."""
 _LONGEST_WAIT_S = 300.0
 """How long to wait for a first worker before it is given up."""
+_PROBE_S = 5.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray would warn about otherwise
@@ -41,10 +43,18 @@ def connect(address: str | None = None, *, cores: int | None = None) -> Any:
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
     try:
+        _probe(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise SafaError(f"no Ray answers at {address}: {_first_line(error)}") from None
     return ray
+
+
+def _probe(address: str) -> None:
+    """Try whether anybody listens there, which Ray itself does for minutes; "local" and "auto" are no addresses."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
 
 
 def _first_line(error: BaseException) -> str:
@@ -97,11 +107,8 @@ class Workers:
         """`make(*given)` makes the function. There are as many workers as the cluster has room for, or `most`."""
         self._ray, self._given = ray, (os.getcwd(), os.environ.get("SAFA_DATA"), make, *given)
         self._kind = ray.remote(_Worker).options(num_cpus=cores, num_gpus=gpus, runtime_env=_environment())
-        room = _room(ray, {"CPU": cores, "GPU": gpus})
-        if not room:
-            what = f"{cores} core{'s' if cores > 1 else ''}" + (" and a GPU" if gpus else "")
-            raise SafaError(f"no machine of the Ray cluster has {what}, which every worker needs")
-        self.count = min(room, most or room)
+        found = room(ray, cores, gpus)
+        self._count = min(found, most or found)
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[Any, _Call]] = {}
         self._start = _START
@@ -119,13 +126,15 @@ class Workers:
                     self._lost(call, outcome, left)
                     continue
                 self._idle.append(worker)
-                if call.given is not None:
+                if call.given is None:
+                    self._start = _START
+                else:
                     yield call.name, outcome
         finally:
             self._drop_calls()
 
     def _add_missing(self) -> None:
-        while len(self._idle) + len(self._busy) < self.count:
+        while len(self._idle) + len(self._busy) < self._count:
             worker = self._kind.remote(*self._given)
             self._busy[worker.start.remote()] = worker, self._start
 
@@ -181,7 +190,12 @@ def _environment() -> dict[str, Any]:
     return {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
 
 
-def _room(ray: Any, needed: Mapping[str, int]) -> int:
-    """How many workers the machines of a cluster have room for, each of which needs so much."""
+def room(ray: Any, cores: int, gpus: int) -> int:
+    """How many workers the machines of a cluster have room for, which need so much each; an error if for none."""
+    needed = {"CPU": cores, "GPU": gpus}
     machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
-    return sum(min(int(has.get(name, 0) // n) for name, n in needed.items() if n) for has in machines)
+    count = sum(min(int(has.get(name, 0) // n) for name, n in needed.items() if n) for has in machines)
+    if not count:
+        what = f"{cores} core{'s' if cores > 1 else ''}" + (" and a GPU" if gpus else "")
+        raise SafaError(f"no machine of the Ray cluster has {what}, which every worker needs")
+    return count

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any, Protocol, TypeVar
 
-from safa.cluster import Workers, connect
+from safa.cluster import Workers, connect, room
 from safa.errors import SafaError
 from safa.experiments.workers import pool
 from safa.runs.settings import Settings
@@ -63,14 +64,14 @@ class RayEngine:
     ) -> None:
         """At most so many jobs at a time (all that the cluster has room for), each with so many cores and GPUs."""
         self._ray = connect(address, cores=workers and workers * cores)
-        self._needs: dict[str, Any] = {"cores": cores, "gpus": gpus, "most": workers}
+        self._most = min(room(self._ray, cores, gpus), workers or sys.maxsize)
+        self._needs = {"cores": cores, "gpus": gpus}
 
     def finished(self, jobs: Mapping[str, Callable[[], _T]]) -> Iterator[tuple[str, _T]]:
         """What the jobs return, by their names, as they finish."""
         if not jobs:
             return
-        needs = self._needs | {"most": min(self._needs["most"] or len(jobs), len(jobs))}
-        workers = Workers(self._ray, _caller, **needs)
+        workers = Workers(self._ray, _caller, **self._needs, most=min(self._most, len(jobs)))
         try:
             yield from workers.answers({name: (job,) for name, job in jobs.items()})
         finally:

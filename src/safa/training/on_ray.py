@@ -27,10 +27,16 @@ Packed = tuple[NDArray[np.uint8], torch.dtype, torch.Size]
 """A tensor as bytes, which the processes of a machine share."""
 
 
-class RayTrainer:
-    """As many parts of the clients as there are workers, each trained like the batched trainer trains it.
+_PART = {"cpu": 8, "cuda": 32}
+_MOST_PARTS = 64
 
-    A worker has one GPU where that is the device, or else as many cores as torch has threads here.
+
+class RayTrainer:
+    """Clients in small parts, each of which some worker trains like the batched trainer trains it.
+
+    The last bits of an update can depend on with whom a client is trained. So the parts depend on the clients and the
+    kind of device only, and the updates are the same with any workers. A worker has one GPU where that is the device,
+    or else as many cores as torch has threads here.
     """
 
     def __init__(self, problem: Problem, shards: Shards, *, device: torch.device, **how: Any) -> None:
@@ -39,6 +45,7 @@ class RayTrainer:
         self.layout = Layout(problem.start_model(0))
         self._batches = Batches(shards, how["batch_size"])
         threads, on_gpu = torch.get_num_threads(), device.type == "cuda"
+        self._part = _PART.get(device.type, _PART["cpu"])
         how |= {"device": torch.device(device.type)}  # a worker sees its own GPU only
         self._workers = Workers(
             ray,
@@ -54,14 +61,18 @@ class RayTrainer:
     def train(self, clients: Ids, start: Tensor, **amount: Unpack[Amount]) -> Tensor:
         """The updates [K, d] of these K clients, who start from the rows of `start` [K, d]."""
         steps = amount.get("steps")
-        order = np.argsort(-(self._batches.per_epoch(clients) if steps is None else steps), kind="stable")
-        count = min(self._workers.count, len(order))
-        parts = {f"part {k + 1} of {count} of the clients": order[k::count] for k in range(count)}
+        parts = self._parts(self._batches.per_epoch(clients) if steps is None else steps)
         calls = {name: (clients[part], _packed(start[part]), _part_of(amount, part)) for name, part in parts.items()}
         updates = torch.empty_like(start)
         for name, rows in self._workers.answers(calls):
             updates[parts[name]] = _unpacked(rows).to(start.device)
         return updates
+
+    def _parts(self, steps: Ids) -> dict[str, Ids]:
+        """Who is trained together, of clients that make so many steps: parts with about as much to do, by their names."""
+        order = np.argsort(-steps, kind="stable")
+        count = min(-(-len(order) // self._part), _MOST_PARTS)
+        return {f"part {k + 1} of {count} of the clients": order[k::count] for k in range(count)}
 
 
 def _part_of(amount: Amount, part: Ids) -> dict[str, Any]:

@@ -6,24 +6,27 @@ import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
+import safa
 from safa.errors import SafaError
 
-__all__ = ["Workers", "connect", "room"]
+__all__ = ["QUIET", "Workers", "connect", "room"]
 
-_TRIES = 4
+_TRIES = 3
 """How often a call is begun before it is given up."""
 _LONGEST_WAIT_S = 300.0
 """How long to wait for a first worker before it is given up."""
 _PROBE_S = 5.0
-_QUIET = {
+QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray would warn about otherwise
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints on stdout that a worker was lost
 }
+"""Variables for an environment in which Ray leaves the terminal alone; it reads them when it is imported."""
 
 
 def connect(address: str | None = None, *, cores: int | None = None) -> Any:
@@ -32,7 +35,7 @@ def connect(address: str | None = None, *, cores: int | None = None) -> Any:
     Where there is neither, Ray is started on this machine, with so many cores (all by default), and ends with
     this program. A program that is connected already stays so.
     """
-    for name, value in _QUIET.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -61,20 +64,34 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+@dataclass(frozen=True)
+class _Driver:
+    """What a worker has to know of the program that it works for."""
+
+    version: str = safa.__version__
+    folder: str = field(default_factory=os.getcwd)
+    imports: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.path.abspath, sys.path)))
+    data: str = field(default_factory=lambda: os.environ.get("SAFA_DATA", ""))
+
+
 class _Worker:
     """Runs in a process on some machine of the cluster, and answers calls with a function that is made there."""
 
-    def __init__(self, folder: str, data: str | None, make: Callable[..., Callable[..., Any]], *given: Any) -> None:
-        """The driver's current folder and SAFA_DATA count where there are such folders, and no other SAFA_DATA."""
-        if os.path.isdir(folder):
-            os.chdir(folder)
-        if data and os.path.isdir(data):
-            os.environ.setdefault("SAFA_DATA", data)
-        self._make, self._given = make, given
+    def __init__(self, driver: _Driver) -> None:
+        """The driver's folders count where they are on this machine, too; its SAFA_DATA if there is no other one."""
+        self._driver = driver
+        sys.path += [folder for folder in driver.imports if folder not in sys.path]
+        if os.path.isdir(driver.folder):
+            os.chdir(driver.folder)
+        if os.path.isdir(driver.data):
+            os.environ.setdefault("SAFA_DATA", driver.data)
 
-    def start(self) -> None:
+    def start(self, make: Callable[..., Callable[..., Any]], *given: Any) -> None:
         """Make the function."""
-        self._answer = self._make(*self._given)
+        if safa.__version__ != self._driver.version:
+            versions = f"has safa {safa.__version__}, and this program has {self._driver.version}"
+            raise SafaError(f"a worker on {socket.gethostname()} {versions}")
+        self._answer = make(*given)
 
     def call(self, *given: Any) -> Any:
         """Answer with it."""
@@ -97,26 +114,30 @@ class Workers:
     """Workers on a cluster, each of which has made a function there and answers calls with it.
 
     A worker that is lost is replaced, and its call is given to another one, a few times at most. An error that the
-    function raises is raised here.
+    function raises is raised here. Workers are started when there are calls, and stay; but those that have nothing to
+    do make room for other `Workers` of this program.
     """
+
+    _last: ClassVar[weakref.ref[Workers] | None] = None
+    """Those who were asked last; all others have no workers without a call."""
 
     def __init__(
         self, ray: Any, make: Callable[..., Callable[..., Any]], *given: Any, cores: int = 1, gpus: int = 0,
         most: int | None = None,
     ) -> None:  # fmt: skip
         """`make(*given)` makes the function. There are as many workers as the cluster has room for, or `most`."""
-        self._ray, self._given = ray, (os.getcwd(), os.environ.get("SAFA_DATA"), make, *given)
-        self._kind = ray.remote(_Worker).options(num_cpus=cores, num_gpus=gpus, runtime_env=_environment())
+        self._ray, self._given = ray, (make, *given)
+        self._kind = ray.remote(_Worker).options(num_cpus=cores, num_gpus=gpus)
         found = room(ray, cores, gpus)
         self._count = min(found, most or found)
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[Any, _Call]] = {}
         self._start = _START
-        self._add_missing()
 
     def answers(self, calls: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
         """The answers to calls, as they come in, with the names of the calls."""
         left = [_Call(name, given) for name, given in calls.items()][::-1]
+        self._take_over()
         try:
             while left or any(call.given is not None for _, call in self._busy.values()):
                 self._add_missing()
@@ -131,12 +152,12 @@ class Workers:
                 else:
                     yield call.name, outcome
         finally:
-            self._drop_calls()
+            self._end(with_calls=True)  # which nobody waits for any more
 
     def _add_missing(self) -> None:
         while len(self._idle) + len(self._busy) < self._count:
-            worker = self._kind.remote(*self._given)
-            self._busy[worker.start.remote()] = worker, self._start
+            worker = self._kind.remote(_Driver())
+            self._busy[worker.start.remote(*self._given)] = worker, self._start
 
     def _give(self, left: list[_Call]) -> None:
         """Give calls to those who have nothing to do."""
@@ -169,25 +190,25 @@ class Workers:
         else:
             left.append(again)
 
-    def _drop_calls(self) -> None:
-        """End the workers that are still at work on calls, which nobody waits for any more."""
-        for ref, (worker, call) in list(self._busy.items()):
-            if call.given is not None:
-                del self._busy[ref]
-                self._ray.kill(worker)
+    def _take_over(self) -> None:
+        """End the workers of others that have nothing to do."""
+        other = Workers._last() if Workers._last else None
+        if other is not None and other is not self:
+            other._end(with_calls=False)
+        Workers._last = weakref.ref(self)
+
+    def _end(self, *, with_calls: bool) -> None:
+        """End the workers that have a call, or the others."""
+        chosen = {ref: worker for ref, (worker, call) in self._busy.items() if (call.given is not None) == with_calls}
+        for worker in (*chosen.values(), *(() if with_calls else self._idle)):
+            self._ray.kill(worker)
+        self._busy = {ref: at_work for ref, at_work in self._busy.items() if ref not in chosen}
+        self._idle = self._idle if with_calls else []
 
     def close(self) -> None:
         """End all workers."""
-        for worker in (*self._idle, *(worker for worker, _ in self._busy.values())):
-            self._ray.kill(worker)
-        self._idle, self._busy = [], {}
-
-
-def _environment() -> dict[str, Any]:
-    """What a worker's Python has to know: the folders that the driver imports from, besides those of its own Python."""
-    own = (sys.prefix, sys.base_prefix)
-    folders = [os.path.abspath(folder) for folder in sys.path if not folder.startswith(own)]
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
+        self._end(with_calls=True)
+        self._end(with_calls=False)
 
 
 def room(ray: Any, cores: int, gpus: int) -> int:

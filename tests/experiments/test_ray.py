@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ import torch
 
 from safa import Run, resume, simulate, sweep
 from safa.cli.program import main
-from safa.cluster import Workers, connect
+from safa.cluster import QUIET, Workers, connect
 from safa.errors import SafaError
 from safa.experiments.engines import LocalEngine, make_engine
 from safa.paper.collect import Results, collect
@@ -26,6 +30,7 @@ from safa.training import torch_threads
 from safa.training.optimiser import Optimiser
 from safa.training.setup import make_trainer
 from tests.experiments import dying
+from tests.programs import MARK, left_behind
 
 pytestmark = pytest.mark.slow
 
@@ -33,19 +38,31 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a cluster is, to which this process is connected."""
-    from ray.cluster_utils import Cluster
-
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
         patch.setenv(dying.PLACE, str(tmp_path_factory.mktemp("ray") / "die"))
+        from ray.cluster_utils import Cluster
+
         node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        cluster: Any = Cluster(initialize_head=True, head_node_args=node)
+        connect(cluster.address)
         try:
             cluster.add_node(**node)
-            ray = connect(cluster.address)
             yield cluster.address
         finally:
-            ray.shutdown()
+            connect().shutdown()
             cluster.shutdown()
+            for pid in left_behind(os.environ[MARK]):
+                wait_for(pid)
+
+
+def wait_for(pid: int) -> None:
+    """Wait until a process has ended; workers notice by themselves that their node has."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        select.select([handle], [], [], 30)
+        os.close(handle)
 
 
 def kill_a_worker() -> Path:
@@ -57,6 +74,13 @@ def kill_a_worker() -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_address_where_nobody_answers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert main(["sweep", "boston", "--engine", "ray", "--address", f"127.0.0.1:{port}"]) == 2
+    assert f"no Ray answers at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
@@ -130,7 +154,7 @@ def refuse() -> None:
 
 @pytest.mark.usefixtures("address")
 def test_what_is_lost_again_and_again_is_named() -> None:
-    with pytest.raises(SafaError, match=r"^run 7 was lost with its worker 4 times: "):
+    with pytest.raises(SafaError, match=r"^run 7 was lost with its worker 3 times: "):
         list(make_engine("ray", [], workers=1).finished({"run 7": die}))
 
 
@@ -185,17 +209,48 @@ def test_a_worker_that_no_machine_has_room_for_is_refused() -> None:
 
 @pytest.mark.usefixtures("address")
 def test_a_problem_that_cannot_be_sent_is_refused() -> None:
-    with open(os.devnull) as handle:
-        problem = replace(dying.problem(), loss=lambda output, target: dying.loss(output, target, handle))  # type: ignore[call-arg]
-        how: dict[str, Any] = {"batch_size": 8, "optimiser": Optimiser(lr=0.1), "device": torch.device("cpu")}
-        with pytest.raises(SafaError, match="the problem cannot be sent to the workers of Ray: "):
-            make_trainer("ray", problem, [np.arange(60)], **how)
+    lock = threading.Lock()
+    problem = replace(dying.problem(), loss=lambda output, target: (dying.loss(output, target), lock)[0])
+    how: dict[str, Any] = {"batch_size": 8, "optimiser": Optimiser(lr=0.1), "device": torch.device("cpu")}
+    with pytest.raises(SafaError, match="the problem cannot be sent to the workers of Ray: "):
+        make_trainer("ray", problem, [np.arange(60)], **how)
 
 
-def test_resuming_a_run_whose_trainer_is_not_there_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate("boston", rounds=1, clients=3, out=tmp_path / "run")
-    config = tmp_path / "run" / "config.toml"
+# -- without Ray -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("sweep boston --engine ray --out out", "Ray is not installed: pip install 'safa[ray]'"),
+        ("run boston --trainer ray --out out", "Ray is not installed: pip install 'safa[ray]'"),
+        (
+            "sweep boston --address 10.0.0.1:6379 --out out",
+            "an address is that of a Ray cluster, and needs the engine ray",
+        ),
+        ("run boston --address 10.0.0.1:6379 --out out", "--address is that of a Ray cluster, and needs --trainer ray"),
+        (
+            "sweep boston --engine ray --trainer ray --out out",
+            "the engine ray spreads whole runs, and the trainer ray the clients of one; choose one of them",
+        ),
+        ("sweep boston --engine rai --out out", "engine must be one of local, ray, not 'rai'"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(
+    command: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"safa: {sentence}\n"
+    assert not Path("out").exists()
+
+
+def test_a_run_on_ray_is_not_resumed_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate("boston", rounds=1, clients=3, out=tmp_path)
+    (tmp_path / "summary.json").unlink()
+    config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace('trainer = "batched"', 'trainer = "ray"'))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SafaError, match="Ray is not installed: pip install 'safa\\[ray\\]'"):
-        resume(tmp_path / "run")
+    with pytest.raises(SafaError, match="Ray is not installed"):
+        resume(tmp_path)

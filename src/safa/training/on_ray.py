@@ -69,7 +69,7 @@ class RayTrainer:
         return updates
 
     def _parts(self, steps: Ids) -> dict[str, Ids]:
-        """Who is trained together, of clients that make so many steps: parts with about as much to do, by their names."""
+        """Who is trained together, of clients with so many steps: parts with about as much to do, by their names."""
         order = np.argsort(-steps, kind="stable")
         count = min(-(-len(order) // self._part), _MOST_PARTS)
         return {f"part {k + 1} of {count} of the clients": order[k::count] for k in range(count)}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import safa
 from safa.errors import SafaError
 
-__all__ = ["QUIET", "Workers", "connect", "room"]
+__all__ = ["QUIET", "Workers", "connect", "disconnect", "room"]
 
 _TRIES = 3
 """How often a call is begun before it is given up."""
@@ -51,6 +51,13 @@ def connect(address: str | None = None, *, cores: int | None = None) -> Any:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise SafaError(f"no Ray answers at {address}: {_first_line(error)}") from None
     return ray
+
+
+def disconnect() -> None:
+    """End the connection, and Ray itself where it was started here; otherwise both happen when the program ends."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 def _probe(address: str) -> None:

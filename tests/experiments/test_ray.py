@@ -31,6 +31,7 @@ from safa.training.optimiser import Optimiser
 from safa.training.setup import make_trainer
 from tests.experiments import dying
 from tests.programs import MARK, left_behind
+from tests.test_docs import blocks
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +138,13 @@ def test_results_of_a_reproduction_are_kept_as_they_come_in(address: str, tmp_pa
         assert first is not None
         assert second is not None
         assert first["summary"] == second["summary"]
+
+
+@pytest.mark.usefixtures("address")
+def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks("docs/cluster.md")
+    exec(example, {})
+    assert capsys.readouterr().out == "4 runs\n"
 
 
 @pytest.mark.usefixtures("address")

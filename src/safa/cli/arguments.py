@@ -73,9 +73,9 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 def engine_of(arguments: argparse.Namespace, runs: Iterable[Settings]) -> Engine:
     """The engine that was chosen, for runs with these settings."""
-    cores = os.cpu_count() if arguments.engine == "local" else None
-    workers = cores if arguments.workers is None else arguments.workers
-    return make_engine(arguments.engine, runs, workers=workers, address=arguments.address)
+    if arguments.workers is None and arguments.engine == "local":
+        arguments.workers = os.cpu_count() or 1
+    return make_engine(arguments.engine, runs, workers=arguments.workers, address=arguments.address)
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool = False) -> None:

@@ -41,7 +41,7 @@ ROOMS: dict[str, Room] = {
     "errors": room(),
     "vocabulary": room(),
     "streams": room(packages="numpy"),
-    "cluster": room(packages="ray safa"),
+    "cluster": room(packages="ray"),
     "protocol": room(packages="numpy"),
     "analysis": room(["protocol.records"], "numpy"),
     "tasks": room(packages="numpy torch pooch requests tqdm"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import safa
 from safa.errors import SafaError
 
 __all__ = ["QUIET", "Workers", "connect", "disconnect", "room"]
@@ -71,11 +70,15 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def _version() -> str:
+    return str(sys.modules["safa"].__version__)
+
+
 @dataclass(frozen=True)
 class _Driver:
     """What a worker has to know of the program that it works for."""
 
-    version: str = safa.__version__
+    version: str = field(default_factory=_version)
     folder: str = field(default_factory=os.getcwd)
     imports: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.path.abspath, sys.path)))
     data: str = field(default_factory=lambda: os.environ.get("SAFA_DATA", ""))
@@ -95,8 +98,8 @@ class _Worker:
 
     def start(self, make: Callable[..., Callable[..., Any]], *given: Any) -> None:
         """Make the function."""
-        if safa.__version__ != self._driver.version:
-            versions = f"has safa {safa.__version__}, and this program has {self._driver.version}"
+        if _version() != self._driver.version:
+            versions = f"has safa {_version()}, and this program has {self._driver.version}"
             raise SafaError(f"a worker on {socket.gethostname()} {versions}")
         self._answer = make(*given)
 
@@ -188,7 +191,9 @@ class Workers:
             return worker, call, error
 
     def _lost(self, call: _Call, error: Exception, left: list[_Call]) -> None:
-        """Have a call made again that was lost with its worker."""
+        """Have a call made again that was lost with its worker. Others may be lost, too: they have to answer first."""
+        self._busy |= {worker.__ray_ready__.remote(): (worker, _START) for worker in self._idle}
+        self._idle = []
         if call.tries == _TRIES:
             raise SafaError(f"{call.name} was lost with its worker {_TRIES} times: {_first_line(error)}")
         again = replace(call, tries=call.tries + 1)

@@ -42,6 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
+        patch.setenv("RAY_worker_niceness", "0")  # as fast as the tests beside them
         patch.setenv(dying.PLACE, str(tmp_path_factory.mktemp("ray") / "die"))
         from ray.cluster_utils import Cluster
 

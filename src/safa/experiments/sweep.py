@@ -206,6 +206,7 @@ def _rows(
             while number in left and number not in early:
                 early |= [next(made)]
             yield early.pop(number) if number in left else row_of(folder.run(number))
+        next(made, None)  # nothing is left, and it ends in the ordinary way
 
 
 def _made(

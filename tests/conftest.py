@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_slow = item.get_closest_marker("slow") is not None
         if is_slow and "/tests/deploy/" in item.path.as_posix():
             item.add_marker(pytest.mark.xdist_group(next(deployments)))
-        elif item.path.name in ("test_browser.py", "test_golden.py", "test_reproduction.py"):
+        elif item.path.name in ("test_browser.py", "test_golden.py", "test_ray.py", "test_reproduction.py"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

@@ -158,12 +158,13 @@ def test_garbage_in_the_sessions_is_one_sentence(tmp_path: Path, capsys: pytest.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from safa.experiments.engines import LocalEngine
 from safa.paper.collect import Results, collect
 from safa.paper.grid import job
 
 if __name__ == "__main__":
     jobs = [job("as printed", "boston", "safa", crash_rate=0.3, fraction=0.3, train=False, seed=s) for s in range(8)]
-    for done, _ in enumerate(collect(jobs, Results(Path(sys.argv[1])), workers=int(sys.argv[2])), start=1):
+    for done, _ in enumerate(collect(jobs, Results(Path(sys.argv[1])), engine=LocalEngine(int(sys.argv[2]))), start=1):
         if done == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
 """

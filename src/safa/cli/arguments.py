@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tomllib
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
 from safa.errors import SafaError
+from safa.experiments.engines import ENGINES, Engine, make_engine
 from safa.runs import presets
 from safa.runs.settings import Settings
 from safa.tasks import TASKS
 
-__all__ = ["add_options", "add_settings", "foreign_settings", "given_options", "given_settings", "settings_of"]
+__all__ = [
+    "add_address",
+    "add_engine",
+    "add_options",
+    "add_settings",
+    "engine_of",
+    "foreign_settings",
+    "given_options",
+    "given_settings",
+    "settings_of",
+]
 
 
 def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
@@ -33,6 +46,36 @@ def add_settings(parser: argparse.ArgumentParser, *, lists: bool) -> None:
     parser.add_argument("--no-train", action="store_true", help="simulate the rounds only, train no model")
     parser.add_argument("--force", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no table")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Options that say where many runs are made."""
+    parser.add_argument(
+        "--engine",
+        metavar="|".join(ENGINES),
+        default="local",
+        help="where to run: local (processes of this machine) or ray (a Ray cluster) (default: local)",
+    )
+    add_address(parser)
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="runs at a time (default: one for every core, here or in the cluster)"
+    )
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """An option that says where a Ray cluster is."""
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="the address of a Ray cluster (default: that in RAY_ADDRESS; without, Ray is started on this machine)",
+    )
+
+
+def engine_of(arguments: argparse.Namespace, runs: Iterable[Settings]) -> Engine:
+    """The engine that was chosen, for runs with these settings."""
+    if arguments.workers is None and arguments.engine == "local":
+        arguments.workers = os.cpu_count() or 1
+    return make_engine(arguments.engine, runs, workers=arguments.workers, address=arguments.address)
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, lists: bool = False) -> None:

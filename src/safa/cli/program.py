@@ -29,6 +29,7 @@ from safa.cli import (
     sweep,
     tasks,
 )
+from safa.cluster import disconnect
 from safa.errors import SafaError, did_you_mean
 
 __all__ = ["entry", "main"]
@@ -109,6 +110,7 @@ def entry() -> NoReturn:
     if code == _STOPPED:
         # All results are on the disk already. The ordinary exit waits for worker processes; they end by themselves.
         sys.stdout.flush()
+        disconnect()
         os._exit(code)
     sys.exit(code)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from safa.cli.arguments import add_engine, engine_of
 from safa.cli.show import print_table, with_progress
 from safa.errors import SafaError
+from safa.experiments.engines import Engine
 from safa.paper import grid
 from safa.paper.collect import RESULTS, Results, collect
 from safa.paper.grid import Job
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
         "bias: Figure 5; or several (default: all)",
     )
     _add_numbers(parser)
+    add_engine(parser)
     parser.add_argument("--device", default="cpu", help="where to train: cpu or cuda (default: cpu)")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder, or that of an earlier reproduction")
     parser.add_argument("--quiet", action="store_true", help="no progress and no tables")
@@ -55,7 +57,6 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     for flag, default, meaning in (
         ("--seeds", 5, "fleets in which models are trained (default: 5)"),
         ("--worlds", 30, "fleets in which rounds are timed, without training (default: 30)"),
-        ("--workers", os.cpu_count() or 1, "processes to use (default: all cores)"),
     ):
         parser.add_argument(flag, type=int, default=default, metavar="N", help=meaning)
 
@@ -66,8 +67,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     jobs = _jobs(arguments)
     _check_training(jobs, arguments.device)
+    engine = engine_of(arguments, [job.settings for job in jobs])
     folder = _folder(Path(arguments.out))
-    _run_missing(arguments, folder, jobs)
+    _run_missing(arguments, folder, jobs, engine)
     with_bias = "bias" in _chosen("what", arguments.what, grid.PARTS) or reproduction.has_figure_5(folder)
     bias = reproduction.bias_of_figure_5() if with_bias else ()
     page = reproduction.write_reproduction(folder, bias=bias)
@@ -80,7 +82,7 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
     """The runs that were asked for."""
     tasks = _chosen("task", arguments.task, grid.TASKS)
     parts = _chosen("what", arguments.what, grid.PARTS)
-    for name in ("seeds", "worlds", "workers"):
+    for name in ("seeds", "worlds"):
         if getattr(arguments, name) < 1:
             raise SafaError(f"{name} must be at least 1, not {getattr(arguments, name)}")
     return grid.plan(tasks, parts, seeds=arguments.seeds, worlds=arguments.worlds, device=arguments.device)
@@ -99,14 +101,14 @@ def _check_training(jobs: Sequence[Job], device: str) -> None:
         print("safa: training Task 2 (mnist) takes days without a GPU; see --device and --task", file=sys.stderr)
 
 
-def _run_missing(arguments: argparse.Namespace, folder: Path, jobs: Sequence[Job]) -> None:
+def _run_missing(arguments: argparse.Namespace, folder: Path, jobs: Sequence[Job], engine: Engine) -> None:
     """Run the missing jobs, and record how long they took; the same command resumes."""
     results = Results(folder / RESULTS)
     missing = results.missing(jobs)
     start = time.perf_counter()
     done = 0
     try:
-        finished = collect(missing, results, workers=min(arguments.workers, max(1, len(missing))))
+        finished = collect(missing, results, engine=engine)
         total = sum(job.weight for job in missing)
         for _ in with_progress(finished, total, "runs", quiet=arguments.quiet, weigh=lambda job: job.weight):
             done += 1
@@ -122,10 +124,12 @@ def _note_session(arguments: argparse.Namespace, folder: Path, done: int, second
     from safa.paper import reproduction
 
     command = f"safa reproduce --task {arguments.task} --what {arguments.what} --seeds {arguments.seeds}"
-    device = f" --device {arguments.device}" if arguments.device != "cpu" else ""
+    where = f" --device {arguments.device}" if arguments.device != "cpu" else ""
+    where += f" --workers {arguments.workers}" if arguments.workers is not None else ""
+    where += f" --engine {arguments.engine}" if arguments.engine != "local" else ""
     reproduction.note_session(
         folder,
-        command=f"{command} --worlds {arguments.worlds} --workers {arguments.workers}{device}",
+        command=f"{command} --worlds {arguments.worlds}{where}",
         machine=reproduction.machine(arguments.device),
         runs=done,
         seconds=round(seconds, 1),

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safa.cli.arguments import add_settings, given_settings, settings_of
+from safa.cli.arguments import add_address, add_settings, given_settings, settings_of
 from safa.cli.show import print_summary, with_progress
+from safa.cluster import connect
 from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, resume_run, run_to_end
-from safa.runs import RunWriter, next_folder, plain
+from safa.runs import RunWriter, Settings, load_run, next_folder, plain
 from safa.tasks import TASKS
 
 __all__ = ["add", "run"]
@@ -30,6 +31,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     add_settings(parser, lists=False)
+    add_address(parser)
     parser.add_argument("--config", metavar="FILE", help="settings from a config.toml; options override it")
     parser.add_argument(
         "--resume",
@@ -77,7 +79,9 @@ def _finish(experiment: Experiment, writer: RunWriter | None, *, quiet: bool) ->
 
 def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
     """A new run, from the command line and a config file."""
-    experiment = Experiment(settings_of(arguments))
+    chosen = settings_of(arguments)
+    _connect(arguments.address, chosen)
+    experiment = Experiment(chosen)
     settings = experiment.settings
     folder = Path(arguments.out) if arguments.out else None
     if folder is None and settings.train and not arguments.json:
@@ -92,6 +96,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter]:
     schedule = given.pop("schedule", [None])[0]
     if (arguments.task and not own) or arguments.config or arguments.out or given:
         raise SafaError("--resume takes everything from its folder; give no task and no settings with it")
+    _connect(arguments.address, load_run(arguments.resume).settings)
     return resume_run(
         arguments.resume,
         arguments.task,
@@ -99,3 +104,12 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter]:
         tell=lambda sentence: print(f"safa: {sentence}", file=sys.stderr),
         how=lambda task: f"safa run {task} --resume {arguments.resume}",
     )
+
+
+def _connect(address: str | None, settings: Settings) -> None:
+    """Connect to the Ray cluster that was named, where one is asked for."""
+    if address is None:
+        return
+    if not (settings.train and settings.trainer == "ray"):
+        raise SafaError("--address is that of a Ray cluster, and needs --trainer ray")
+    connect(address)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from safa.cli.arguments import add_settings, foreign_settings, given_settings
+from safa.cli.arguments import add_engine, add_settings, engine_of, foreign_settings, given_settings
 from safa.cli.show import with_progress
 from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
+from safa.experiments.engines import Engine
 from safa.experiments.results import load_sweep
 from safa.experiments.sweep import combinations, run_sweep
 from safa.runs import Settings, next_folder
@@ -49,20 +49,16 @@ def add(commands: Any) -> None:
         help="what to keep of the runs in DIR/runs besides DIR/results.csv: records (settings, rounds and metrics), "
         "models (these, too), or nothing (default: records)",
     )
-    parser.add_argument(
-        "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
-    )
+    add_engine(parser)
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Simulate all combinations, write their table and print it."""
-    if arguments.workers < 1:
-        raise SafaError(f"workers must be at least 1, not {arguments.workers}")
     tasks = [name.strip() for name in arguments.task.split(",")]
     runs = combinations(tasks, _given(arguments), preset=arguments.preset)
     folder = Path(arguments.out) if arguments.out else next_folder(f"sweep-{'-'.join(tasks)}")
-    _finish(arguments, runs, folder)
+    _finish(arguments, runs, folder, engine_of(arguments, runs))
     if not arguments.quiet:
         sweep = load_sweep(folder)
         print_settings(sweep.settings())
@@ -90,11 +86,11 @@ def _seeds(text: str) -> list[str]:
     return [str(seed) for seed in range(first, last + 1)]
 
 
-def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path) -> None:
+def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path, engine: Engine) -> None:
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
     finished = 0
     try:
-        rows = run_sweep(runs, folder, workers=arguments.workers, keep=arguments.keep, force=arguments.force)
+        rows = run_sweep(runs, folder, engine=engine, keep=arguments.keep, force=arguments.force)
         for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
             finished += 1
     except KeyboardInterrupt:

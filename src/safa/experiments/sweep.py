@@ -7,26 +7,26 @@ import itertools
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
+from safa.experiments.engines import Engine, LocalEngine, make_engine
 from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end
-from safa.experiments.workers import pool
 from safa.fleet import check_sizes
 from safa.protocol import build
 from safa.runs import RunWriter
 from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
-from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path
+from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path, write_run
 from safa.runs.table import csv_line, parsed_row
 from safa.runs.values import COLUMNS
 from safa.simulation import run_rounds
@@ -152,15 +152,15 @@ def run_sweep(
     runs: Sequence[Settings],
     folder: Path,
     *,
-    workers: int = 1,
+    engine: Engine | None = None,
     keep: Keep = "records",
     force: bool = False,
     problem: Problem | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Simulate all runs, or those that are missing in the folder of this sweep, and give their rows in order.
 
-    The folder can be read at any moment. However often the sweep was stopped, and whatever the number of workers, the
-    table in it ends with the same bytes.
+    They are simulated in this process, or by an engine. The folder can be read at any moment. However often the sweep
+    was stopped, and whatever the engine and its number of workers, the table in it ends with the same bytes.
     """
     there = SweepFolder.of(folder, runs, keep)
     names = columns(runs)
@@ -168,7 +168,7 @@ def run_sweep(
         finished = _finished(there, names)
         with _table(there.table, names, [line for line, _ in finished]) as file:
             yield from (row for _, row in finished)
-            for row in _rows(runs, there, workers, len(finished), problem):
+            for row in _rows(runs, there, engine or LocalEngine(), len(finished), problem):
                 with writing(there.table):
                     append(file, csv_line([row.get(name) for name in names]))
                 yield row
@@ -195,36 +195,46 @@ def _table(path: Path, names: Sequence[str], lines: Sequence[bytes]) -> Iterator
 
 
 def _rows(
-    runs: Sequence[Settings], folder: SweepFolder, workers: int, skipped: int, problem: Problem | None
+    runs: Sequence[Settings], folder: SweepFolder, engine: Engine, skipped: int, problem: Problem | None
 ) -> Iterator[dict[str, Any]]:
     """The rows of all runs but those that are skipped, in order; what is finished and kept is read."""
     numbers = range(skipped, len(runs))
     missing = [number for number in numbers if not folder.is_finished(number)]
-    left = set(missing)
-    with _made(runs, missing, folder, workers, problem) as made:
+    left, early = set(missing), dict[int, dict[str, Any]]()
+    with contextlib.closing(_made(runs, missing, folder, engine, problem)) as made:
         for number in numbers:
-            yield next(made) if number in left else row_of(folder.run(number))
+            while number in left and number not in early:
+                early |= [next(made)]
+            yield early.pop(number) if number in left else row_of(folder.run(number))
+        next(made, None)  # nothing is left, and it ends in the ordinary way
 
 
-@contextlib.contextmanager
 def _made(
-    runs: Sequence[Settings], missing: Sequence[int], folder: SweepFolder, workers: int, problem: Problem | None
-) -> Iterator[Iterator[dict[str, Any]]]:
-    """The rows of runs that are simulated now."""
-    with_model = folder.keep == "models"
-    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in missing]
-    work = [partial(run_one, runs[number], path=path, with_model=with_model)
-            for number, path in zip(missing, paths, strict=True)]  # fmt: skip
-    if problem is not None or min(workers, len(work)) < 2:
-        yield (job(problem) for job in work)
+    runs: Sequence[Settings], missing: Sequence[int], folder: SweepFolder, engine: Engine, problem: Problem | None
+) -> Generator[tuple[int, dict[str, Any]]]:
+    """The rows of runs that are simulated now, with their numbers, as they finish."""
+    numbers = {f"run {folder.run_path(number).name}": number for number in missing}
+    if engine.shares_disk:
+        paths = {number: None if folder.keep == "nothing" else folder.run_path(number) for number in missing}
+        work = partial(run_one, problem=problem, with_model=folder.keep == "models")
+        jobs = {name: partial(work, runs[number], path=paths[number]) for name, number in numbers.items()}
+        yield from ((numbers[name], row) for name, row in engine.finished(jobs))
         return
-    several = max(1, min(8, len(work) // (4 * workers)))  # short runs are sent to the workers several at a time
-    with pool(min(workers, len(work))) as processes:
-        yield processes.map(_call, work, chunksize=1 if runs[0].train else several)
+    elsewhere = {name: partial(_run_elsewhere, runs[number], folder.keep) for name, number in numbers.items()}
+    for name, (row, files) in engine.finished(elsewhere):
+        if files:
+            write_run(folder.run_path(numbers[name]), files)
+        yield numbers[name], row
 
 
-def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return job()
+def _run_elsewhere(settings: Settings, keep: Keep) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Simulate one run on a machine that may have another disk: its row, and the files of its folder."""
+    if keep == "nothing":
+        return run_one(settings), {}
+    with TemporaryDirectory(prefix="safa-run-") as place:
+        path = Path(place, "run")
+        row = run_one(settings, path=path, with_model=keep == "models")
+        return row, {file.name: file.read_bytes() for file in path.iterdir()}
 
 
 def sweep(
@@ -233,7 +243,9 @@ def sweep(
     out: str | Path | None = None,
     force: bool = False,
     preset: str | Path | None = None,
-    workers: int = 1,
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
     keep: Keep = "records",
     **settings: Unpack[SweepOptions],
 ) -> Sweep:
@@ -241,18 +253,25 @@ def sweep(
 
     `sweep("digits", protocol=["safa", "fedavg"], seed=range(5), until="accuracy=0.85")`. With `out` it is written to
     that folder, and resumed if it was stopped there; without, it is in a temporary folder that lasts as long as the
-    object does. A program that asks for several `workers` needs the usual `if __name__ == "__main__":`.
+    object does. It runs in this process, or with several `workers` in processes of this machine; such a program needs
+    the usual `if __name__ == "__main__":`. With the engine `ray` it runs on the Ray cluster at `address` or at
+    RAY_ADDRESS, or else on a Ray that is started here; `workers` is then how many runs are made at a time at most.
     """
     own = None if isinstance(task, str | Sequence) else given_task(task)
     tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
     given = {name: _listed(name, value) for name, value in settings.items()}
     runs = combinations(tasks if own is None else [own], given, preset=preset)
-    problem = own.load() if own is not None and workers == 1 else None  # several workers load it by its name
-    if own is not None and own.name == UNNAMED and workers > 1:
-        raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
+    here = engine == "local" and (workers or 1) == 1
+    problem = own.load() if own is not None and here else None  # other processes load it by its name
+    if own is not None and own.name == UNNAMED and not here:
+        raise SafaError(
+            "a problem that is given as an object runs with workers=1 and the engine local; "
+            "name it as package.module:attribute"
+        )
+    chosen = make_engine(engine, runs, workers=workers, address=address)
     folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
     try:
-        for _ in run_sweep(runs, folder, workers=workers, keep=keep, force=force, problem=problem):
+        for _ in run_sweep(runs, folder, engine=chosen, keep=keep, force=force, problem=problem):
             pass
         found = load_sweep(folder)
     except BaseException:

@@ -11,15 +11,15 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safa.analysis import METRICS
 from safa.errors import SafaError
+from safa.experiments.engines import Engine, LocalEngine
 from safa.experiments.simulate import Experiment
 from safa.experiments.sweep import one_thread
-from safa.experiments.workers import pool
 from safa.paper.grid import Job, job, lag_job
 from safa.paper.times import PRINTED_TIMES, PrintedTimes
 from safa.runs import plain
@@ -141,24 +141,18 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and not (type(value) is int and abs(value) > 2**63)
 
 
-def collect(jobs: Sequence[Job], results: Results, *, workers: int = 1) -> Iterator[Job]:
-    """Do the jobs that are missing, and yield each when its result is kept."""
-    missing = results.missing(jobs)
-    if workers == 1:
-        for each in missing:
-            results.add(each, _carry_out(each))
-            yield each
-        return
-    left = iter(missing)
-    with pool(workers) as processes:
-        # One more than there are workers: nobody waits for work, and little is under way when it is stopped.
-        at_work = {processes.submit(_carry_out, each): each for each in itertools.islice(left, workers + 1)}
-        while at_work:
-            for done in wait(at_work, return_when=FIRST_COMPLETED).done:
-                at_work |= {processes.submit(_carry_out, each): each for each in itertools.islice(left, 1)}
-                finished = at_work.pop(done)
-                results.add(finished, done.result())
-                yield finished
+def collect(jobs: Sequence[Job], results: Results, *, engine: Engine | None = None) -> Iterator[Job]:
+    """Do the jobs that are missing, in this process or by an engine, and yield each when its result is kept."""
+    missing = {_name(each, number): each for number, each in enumerate(results.missing(jobs), 1)}
+    work = {name: partial(_carry_out, each) for name, each in missing.items()}
+    for name, row in (engine or LocalEngine()).finished(work):
+        results.add(missing[name], row)
+        yield missing[name]
+
+
+def _name(each: Job, number: int) -> str:
+    """What a job is called, should it be lost."""
+    return f"run {number} ({each.settings.protocol} on {each.settings.task}, seed {each.settings.seed})"
 
 
 def _carry_out(task: Job) -> dict[str, Any]:

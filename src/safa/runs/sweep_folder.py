@@ -34,7 +34,7 @@ from safa.runs.settings import Settings
 from safa.runs.storage import PART, read_json, write_atomically, writing
 from safa.runs.values import shown
 
-__all__ = ["KEEPS", "Keep", "SweepFolder", "finish_run", "unfinished_path"]
+__all__ = ["KEEPS", "Keep", "SweepFolder", "finish_run", "unfinished_path", "write_run"]
 
 Keep = Literal["records", "models", "nothing"]
 KEEPS: tuple[Keep, ...] = ("records", "models", "nothing")
@@ -159,6 +159,16 @@ def finish_run(path: Path) -> None:
             remove_run(written)  # somebody else was faster, and has written the same
             with suppress(OSError):
                 written.rmdir()
+
+
+def write_run(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write the folder of a finished run that was made elsewhere: whole, or not under its name."""
+    part = unfinished_path(path)
+    with writing(part):
+        part.mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_atomically(part / name, content)
+    finish_run(path)
 
 
 def _varied(runs: Sequence[Settings]) -> Iterator[dict[str, Any]]:

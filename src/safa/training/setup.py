@@ -20,6 +20,7 @@ from safa.training.attempt import Attempt
 from safa.training.batched import BatchedTrainer
 from safa.training.batches import Shards
 from safa.training.local import LocalTraining
+from safa.training.on_ray import RayTrainer
 from safa.training.optimiser import Optimiser
 from safa.training.serial import SerialTrainer
 from safa.training.threaded import ThreadsTrainer
@@ -86,6 +87,8 @@ def make_trainer(
         return SerialTrainer(problem, shards, **common)
     if kind == "threads":
         return ThreadsTrainer(problem, shards, **common)
+    if kind == "ray":
+        return RayTrainer(problem, shards, memory_mb=memory_mb, **common)
     return BatchedTrainer(problem, shards, memory_mb=memory_mb, **common)
 
 

@@ -48,7 +48,7 @@ ROOMS: dict[str, Room] = {
     "aggregation": room(["protocol.records"], "numpy torch"),
     "runs": room(["protocol", "analysis", "tasks", "aggregation.registry"], "numpy torch safetensors pandas"),
     "fleet": room(["runs.settings"], "numpy"),
-    "training": room(["tasks", "runs.settings", "runs.schedule"], "numpy torch"),
+    "training": room(["tasks", "runs.settings", "runs.schedule"], "numpy torch triton"),
     "server": room(["protocol", "analysis", "tasks", "aggregation", "runs", "training"], "numpy torch"),
     "simulation": room(["fleet", "server", "protocol", "runs.settings"], "numpy"),
     "experiments": room(SIMULATED, "numpy pandas torch"),

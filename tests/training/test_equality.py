@@ -73,7 +73,7 @@ def test_what_cannot_be_batched_is_said_in_one_line(name: str, part: str, caplog
     assert [record.getMessage() for record in caplog.records] == [trainer.note]
     assert trainer.note is not None
     assert f"torch cannot batch this model over clients ({part}: " in trainer.note
-    assert trainer.note.endswith("): the serial trainer is used")
+    assert trainer.note.endswith("): each client is trained by itself")
     assert "\n" not in trainer.note
 
 
@@ -86,7 +86,7 @@ def test_the_line_is_seen_on_the_terminal() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(done.stderr.splitlines()) == 1
-    assert "the serial trainer is used" in done.stderr
+    assert "each client is trained by itself" in done.stderr
 
 
 def test_dropout_is_batched_and_leaves_the_random_numbers_of_others_alone() -> None:

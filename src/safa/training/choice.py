@@ -177,7 +177,7 @@ class _Trial:
                 why = self._failure(kernel, rows, step) if is_random else ""
             if not why:
                 return Choice(kernel, plain.without_gradient)
-        note = f"torch cannot batch this model over clients ({why}): the serial trainer is used"
+        note = f"torch cannot batch this model over clients ({why}): each client is trained by itself"
         fresh = self._problem.start_model(0).to(self._device)  # whatever the failure has left in the other
         return Choice(OneByOne(self._problem, fresh, self._layout), plain.without_gradient, note)
 

@@ -89,7 +89,7 @@ class RowTrainer(SerialTrainer):
             if self._halted.is_set():
                 raise CancelledError
             found = torch.autograd.grad(self._loss(samples), self._parameters, allow_unused=True)
-            if None in found:
+            if any(part is None for part in found):
                 return False
             with torch.no_grad():
                 if is_plain:

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate", "with_learning_rate"]
+__all__ = [
+    "Experiment",
+    "fleet_of",
+    "resume",
+    "resume_run",
+    "run_to_end",
+    "simulate",
+    "trainer_name",
+    "with_learning_rate",
+]
 
 _DEPLOYED = "deploy.toml"
 
@@ -141,6 +150,12 @@ def _with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple
     from safa.training.auto import with_trainer
 
     return with_trainer(settings, problem, shards)
+
+
+def trainer_name(settings: Settings, problem: Problem | None = None) -> str:
+    """The trainer that a run with these settings takes."""
+    settings, problem = _with_threads(settings), problem or load_problem(settings.task)
+    return _with_trainer(settings, problem, _shards(settings, problem, fleet_of(settings, problem)))[0].trainer
 
 
 def with_learning_rate(

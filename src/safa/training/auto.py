@@ -53,7 +53,7 @@ def for_one_client(problem: Problem) -> str:
 
 
 def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> tuple[str, str]:
-    """The name of the fastest trainer for these clients, and a sentence about it; empty where it is known beforehand."""
+    """The fastest trainer for these clients, and a sentence about it; empty where nothing had to be measured."""
     if problem.kernel in _LINEAR or not any(len(shard) for shard in shards):
         return "batched", ""
     with torch_threads(settings.threads):
@@ -68,7 +68,9 @@ def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device:
 
 def _sentence(kind: str, spent: dict[str, float]) -> str:
     others = [f"{other} {spent[other] * 1e3:.3g}" for other in spent if other != kind]
-    found = f"trainer {kind}, measured as the fastest for this model here: {spent[kind] * 1e3:.3g} ms a step of a client"
+    found = (
+        f"trainer {kind}, measured as the fastest for this model here: {spent[kind] * 1e3:.3g} ms a step of a client"
+    )
     return ", ".join([found, *others, *([] if "batched" in spent else ["and torch cannot batch it"])])
 
 

@@ -54,14 +54,23 @@ class Choice:
 
 
 def choose_kernel(
-    problem: Problem, module: nn.Module, layout: Layout, shard: NDArray[np.int64], batch_size: int
+    problem: Problem,
+    module: nn.Module,
+    layout: Layout,
+    shard: NDArray[np.int64],
+    batch_size: int,
+    *,
+    alone: bool = False,
 ) -> Choice:
-    """The fastest kernel that computes the gradients of a problem; `shard` says which samples a client has."""
+    """The fastest kernel that computes the gradients of a problem; `shard` says which samples a client has.
+
+    For a client that is trained `alone`, that is plain differentiation where nothing is written out.
+    """
     if problem.kernel is not None and problem.kernel not in _WRITTEN_OUT:
         raise SafaError(f"there is no kernel {problem.kernel!r}; there is {', '.join(_WRITTEN_OUT)}")
     with _aside(next(module.parameters()).device):
         trial = _Trial(problem, module, layout, shard[: min(batch_size, _SAMPLES)])
-        choice = trial.written_out() if problem.kernel is not None else trial.general()
+        choice = trial.written_out() if problem.kernel is not None else trial.plain() if alone else trial.general()
     if choice.note is not None:
         _tell(choice.note)
     return choice
@@ -151,6 +160,13 @@ class _Trial:
             ) from wrong
 
     # -- any other model ---------------------------------------------------------------------------------------------
+
+    def plain(self) -> Choice:
+        """Plain differentiation, of which there is nothing to find out but which parameters have a gradient."""
+        kernel = OneByOne(self._problem, self._module, self._layout)
+        if len(self._inputs):
+            _, kernel = self._expected(self._rows(0.01, 0.01), self._step(self._inputs, padded=False))
+        return Choice(kernel, kernel.without_gradient)
 
     def general(self) -> Choice:
         """`torch.func` where it gives the plain gradients, else one client after the other."""

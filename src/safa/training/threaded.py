@@ -59,7 +59,7 @@ class RowTrainer(SerialTrainer):
         """Once `halted` is set, training ends in the middle."""
         super().__init__(problem, shards, **how)
         self._halted = halted
-        self._parameters = list(self._module.parameters())
+        self._parameters: list[Tensor] = list(self._module.parameters())
         self._innermost = set(map(id, _filters(self._module))) if channels_last else set()
         self._is_usual = {(p.dtype, p.requires_grad) for p in self._parameters} == {(self.layout.dtype, True)}
         if self._is_usual:

@@ -38,7 +38,7 @@ def side_by_side(
 ) -> None:
     """Give every item, in this order, to a worker that is free; each works in a thread, and torch with one in each.
 
-    After an error or Ctrl-C, `stop` is called, nothing more is begun, and it is raised here once every thread has ended.
+    After an error or Ctrl-C, `stop` is called, nothing more is begun, and it is raised once every thread has ended.
     """
     free: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:

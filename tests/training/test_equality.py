@@ -15,10 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from safa import simulate
+from safa.bench.models import MODELS
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training import BatchedTrainer, Optimiser, choice
-from tests.training.equality import BATCH, CASES, CLOSE, WAYS, Case, Classifier, compare, network, problem_of, row_of
+from tests.training.equality import (
+    BATCH,
+    CASES,
+    CLOSE,
+    OPTIMISERS,
+    WAYS,
+    Case,
+    Classifier,
+    Small,
+    compare,
+    network,
+    problem_of,
+    row_of,
+)
 from tests.training.problems import make, ragged_shards, squared_hinge
 
 CPU = torch.device("cpu")
@@ -37,6 +51,15 @@ def test_batched_equals_serial(name: str, dtype: torch.dtype) -> None:
     assert apart <= CLOSE[dtype]
     assert (batched.note is None) == case.batched
     assert batched._kernel.needs_whole_batches == case.whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_and_threads_equal_serial_for_the_models_of_the_benchmark(name: str, dtype: torch.dtype) -> None:
+    ways = OPTIMISERS if dtype == torch.float32 else ("momentum", "adamw")
+    found = {way: Small(name, way, dtype).differences(CPU) for way in ways}
+    assert {way: apart for way, apart in found.items() if not max(apart.values()) <= CLOSE[dtype]} == {}
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 import torch
@@ -40,22 +40,39 @@ def side_by_side(
 
     After an error or Ctrl-C, `stop` is called, nothing more is begun, and it is raised once every thread has ended.
     """
-    free: SimpleQueue[Worker] = SimpleQueue()
-    for worker in workers:
-        free.put(worker)
+    left: SimpleQueue[Item] = SimpleQueue()
+    for item in items:
+        left.put(item)
+    errors: list[BaseException] = []
 
-    def one(item: Item) -> None:
-        worker = free.get()
+    def loop(worker: Worker) -> None:
+        torch.set_num_threads(1)  # a new thread of Python takes torch's default
         try:
-            work(worker, item)
-        finally:
-            free.put(worker)
-
-    # A new thread of Python takes torch's default, and some libraries below torch have one number for all threads.
-    with torch_threads(1), ThreadPoolExecutor(len(workers), "safa-trainer", torch.set_num_threads, (1,)) as pool:
-        try:
-            for _ in pool.map(one, items):
-                pass
-        except BaseException:
+            while not errors:
+                work(worker, left.get_nowait())
+        except Empty:
+            pass
+        except BaseException as error:
+            errors.append(error)
             stop()
-            raise
+
+    threads = [Thread(target=loop, args=(worker,), name=f"safa-trainer-{k}") for k, worker in enumerate(workers)]
+    with torch_threads(1):  # here, too: some libraries below torch have one number for all threads
+        _run(threads, errors, stop)
+    if errors:
+        raise errors[0]
+
+
+def _run(threads: Sequence[Thread], errors: list[BaseException], stop: Callable[[], None]) -> None:
+    """Run threads to their end; Ctrl-C becomes an error among theirs."""
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        errors.insert(0, error)
+        stop()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()

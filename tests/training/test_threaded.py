@@ -1,4 +1,4 @@
-"""Clients side by side on threads, one torch thread each: the same bytes whatever their number, and errors are heard."""
+"""Clients side by side, one torch thread each: the same bytes whatever the number of threads, and errors are heard."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from safa.training.layout import Layout
 __all__ = ["Choice", "choose_kernel"]
 
 _SAMPLES = 32  # in the batch on which kernels are compared
+_POINTS = 3  # at which gradients must differ to be wrong
 _LOSSES = 64  # samples with different targets on which the loss is looked at
 _TARGETS = 1_000_000  # numbers among which different targets are looked for
 _CLOSE = {torch.float64: 1e-8}  # relative distance of gradients that are the same
@@ -38,6 +39,8 @@ _WRITTEN_OUT: dict[str, Callable[[Layout], Kernel]] = {
     "linear_squared_hinge": lambda layout: SquaredHinge(),
     "paper_cnn": PaperCnn,
 }
+
+_CPU_ALONE = {"paper_cnn"}
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +73,17 @@ def choose_kernel(
         raise SafaError(f"there is no kernel {problem.kernel!r}; there is {', '.join(_WRITTEN_OUT)}")
     with _aside(next(module.parameters()).device):
         trial = _Trial(problem, module, layout, shard[: min(batch_size, _SAMPLES)])
-        choice = trial.written_out() if problem.kernel is not None else trial.plain() if alone else trial.general()
+        is_written_out = _is_written_out(problem, module)
+        choice = trial.written_out() if is_written_out else trial.plain() if alone else trial.general()
     if choice.note is not None:
         _tell(choice.note)
     return choice
+
+
+def _is_written_out(problem: Problem, module: nn.Module) -> bool:
+    """Whether there is a kernel for this problem on the device of the module."""
+    on_cpu = next(module.parameters()).device.type == "cpu"
+    return problem.kernel is not None and (on_cpu or problem.kernel not in _CPU_ALONE)
 
 
 @cache
@@ -185,7 +195,7 @@ class _Trial:
         for whole in (False, True):
             if not whole and not (is_constant and self._loss_is_mean()):
                 continue
-            why = self._difference(module, rows, whole=whole)
+            why = self._differences(module, whole=whole)
             if not why:
                 kernel = General(
                     self._problem, self._module, self._layout, whole_batches=whole, sample_bytes=sample_bytes
@@ -196,6 +206,15 @@ class _Trial:
         note = f"torch cannot batch this model over clients ({why}): each client is trained by itself"
         fresh = self._problem.start_model(0).to(self._device)  # whatever the failure has left in the other
         return Choice(OneByOne(self._problem, fresh, self._layout), plain.without_gradient, note)
+
+    def _differences(self, module: nn.Module, *, whole: bool) -> str:
+        """What `_difference` finds, where it finds it at several points: at a kink of the loss, rounding is enough."""
+        why = ""
+        for _ in range(_POINTS):
+            why = self._difference(module, self._rows(0.01, 0.01), whole=whole)
+            if not why:
+                break
+        return why
 
     def _difference(self, module: nn.Module, rows: Tensor, *, whole: bool) -> str:
         """Where `torch.func` fails or gives other gradients than plain differentiation; empty where it does not."""

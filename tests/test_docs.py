@@ -98,13 +98,18 @@ def test_every_partition_has_a_line_in_the_docs() -> None:
 
 def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    problem, resuming = blocks("docs/data.md")[0], blocks("docs/learning.md")[0]
+    problem, resuming = blocks("docs/data.md")[0], blocks("docs/learning.md")[1]
     names: dict[str, Any] = {}
     exec(problem, names)
     exec(resuming.replace("out=", "checkpoint_every=2, out=").split("run = ")[0], names)
     (tmp_path / "runs" / "mine" / "summary.json").unlink()  # as if it had been stopped
     exec("import safa\nrun = " + resuming.split("run = ")[1], names)
     assert all((names["model"][name] == tensor).all() for name, tensor in names["run"].model().items())
+
+
+def test_the_trainer_of_the_docs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("docs/learning.md")[0], {})
+    assert capsys.readouterr().out.strip() in ("batched", "threads", "serial")
 
 
 def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -> None:

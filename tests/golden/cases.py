@@ -15,7 +15,7 @@ _TASKS: dict[str, dict[str, Any]] = {
     "kdd99": {"clients": 20, "rounds": 4, "epochs": 2},
 }
 """What all runs of a task have in common: few clients and rounds."""
-_SHARED = {"threads": 1, "seed": 11, "fraction": 0.3, "crash_rate": 0.3, "checkpoint_every": 2}
+_SHARED = {"trainer": "batched", "threads": 1, "seed": 11, "fraction": 0.3, "crash_rate": 0.3, "checkpoint_every": 2}
 _PAPER, _ROUND, _RESTARTS = {"clock": "paper"}, {"fault_model": "round"}, {"keep_progress": False}
 _PRESET = {"preset": "paper", "lag_tolerance": 2}
 _POPULATION = {"averaging": "population"}

@@ -15,10 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from safa import simulate
+from safa.bench.models import MODELS
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training import BatchedTrainer, Optimiser, choice
-from tests.training.equality import BATCH, CASES, CLOSE, WAYS, Case, Classifier, compare, network, problem_of, row_of
+from tests.training.equality import (
+    BATCH,
+    CASES,
+    CLOSE,
+    OPTIMISERS,
+    WAYS,
+    Case,
+    Classifier,
+    Small,
+    compare,
+    network,
+    problem_of,
+    row_of,
+)
 from tests.training.problems import make, ragged_shards, squared_hinge
 
 CPU = torch.device("cpu")
@@ -37,6 +51,15 @@ def test_batched_equals_serial(name: str, dtype: torch.dtype) -> None:
     assert apart <= CLOSE[dtype]
     assert (batched.note is None) == case.batched
     assert batched._kernel.needs_whole_batches == case.whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_and_threads_equal_serial_for_the_models_of_the_benchmark(name: str, dtype: torch.dtype) -> None:
+    ways = OPTIMISERS if dtype == torch.float32 else ("momentum", "adamw")
+    found = {way: Small(name, way, dtype).differences(CPU) for way in ways}
+    assert {way: apart for way, apart in found.items() if not max(apart.values()) <= CLOSE[dtype]} == {}
 
 
 @pytest.mark.slow
@@ -73,7 +96,7 @@ def test_what_cannot_be_batched_is_said_in_one_line(name: str, part: str, caplog
     assert [record.getMessage() for record in caplog.records] == [trainer.note]
     assert trainer.note is not None
     assert f"torch cannot batch this model over clients ({part}: " in trainer.note
-    assert trainer.note.endswith("): the serial trainer is used")
+    assert trainer.note.endswith("): each client is trained by itself")
     assert "\n" not in trainer.note
 
 
@@ -86,7 +109,7 @@ def test_the_line_is_seen_on_the_terminal() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(done.stderr.splitlines()) == 1
-    assert "the serial trainer is used" in done.stderr
+    assert "each client is trained by itself" in done.stderr
 
 
 def test_dropout_is_batched_and_leaves_the_random_numbers_of_others_alone() -> None:

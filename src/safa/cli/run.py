@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     experiment, writer = _resumed(arguments) if arguments.resume else _new(arguments)
     settings = experiment.settings
-    for words in (experiment.learning_rate_words, experiment.caution):
+    for words in (experiment.trainer_words, experiment.learning_rate_words, experiment.caution):
         if words and not arguments.quiet:
             print(f"safa: {words}", file=sys.stderr)
     _finish(experiment, writer, quiet=arguments.quiet)

@@ -58,6 +58,7 @@ def replay(
     if shards is None and run.roster() is None and first != settings.clients:
         raise SafaError(f"the rounds of this run began with {first} clients, but its settings say {settings.clients}")
     from safa.server.setup import Learning
+    from safa.training.auto import with_trainer
     from safa.training.setup import make_shards
 
     sizes = np.asarray(fleet_of(settings, chosen).sizes, dtype=np.float64)
@@ -67,6 +68,7 @@ def replay(
     if first != len(sizes):
         sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
     protocol = build(settings.protocol, sizes, settings.values(), settings.protocol_options)
+    settings, _ = with_trainer(settings, chosen, given)
     learning = Learning(settings, chosen, protocol, shards=given)
     server = Server(protocol, seed=settings.seed, rounds=settings.rounds, learner=learning.learner)
     for record in run.records():

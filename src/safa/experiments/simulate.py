@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
 
-__all__ = ["Experiment", "fleet_of", "resume", "resume_run", "run_to_end", "simulate", "with_learning_rate"]
+__all__ = [
+    "Experiment",
+    "fleet_of",
+    "resume",
+    "resume_run",
+    "run_to_end",
+    "simulate",
+    "trainer_name",
+    "with_learning_rate",
+]
 
 _DEPLOYED = "deploy.toml"
 
@@ -45,17 +54,18 @@ class Experiment:
     def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
         """Everything that can be wrong is found here, before the first round."""
         self.settings = settings = _with_threads(settings)
-        """Those that were given, with the number of threads and the learning rate that are used."""
+        """Those that were given, with the number of threads, the trainer and the learning rate that are used."""
         self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
         self._notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
-        self.learning_rate_words = ""
-        """How the learning rate was found, where it was asked to be."""
+        self.trainer_words = self.learning_rate_words = ""
+        """How the trainer was chosen and the learning rate was found, where that was asked for."""
         if settings.train:
             problem = problem or load_problem(settings.task)
             settings = replace(settings, metrics=problem.directions)
             shards = _shards(settings, problem, self._fleet)
+            settings, self.trainer_words = _with_trainer(settings, problem, shards)
             self.settings, self.learning_rate_words = with_learning_rate(settings, problem, shards)
             settings = self.settings
             self._learning, self._notes = _learning(settings, problem, protocol, shards), _about(problem)
@@ -135,6 +145,19 @@ def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
     return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
 
 
+def _with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:
+    """Settings that name a trainer, and how it was chosen, where it had to be measured."""
+    from safa.training.auto import with_trainer
+
+    return with_trainer(settings, problem, shards)
+
+
+def trainer_name(settings: Settings, problem: Problem | None = None) -> str:
+    """The trainer that a run with these settings takes."""
+    settings, problem = _with_threads(settings), problem or load_problem(settings.task)
+    return _with_trainer(settings, problem, _shards(settings, problem, fleet_of(settings, problem)))[0].trainer
+
+
 def with_learning_rate(
     settings: Settings, problem: Problem | None = None, shards: Shards | None = None
 ) -> tuple[Settings, str]:
@@ -145,7 +168,7 @@ def with_learning_rate(
 
     problem = problem or load_problem(settings.task)
     held = _shards(settings, problem, fleet_of(settings, problem)) if shards is None else shards
-    found = find_learning_rate(settings, problem, held)
+    found = find_learning_rate(_with_trainer(settings, problem, held)[0], problem, held)
     return replace(settings, lr=found.lr), found.words
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -19,7 +20,7 @@ from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
 from safa.experiments.engines import Engine, LocalEngine, make_engine
 from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
-from safa.experiments.simulate import Experiment, fleet_of, run_to_end
+from safa.experiments.simulate import Experiment, fleet_of, run_to_end, trainer_name
 from safa.fleet import check_sizes
 from safa.protocol import build
 from safa.runs import RunWriter
@@ -39,6 +40,8 @@ __all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "swe
 
 _WORLD = tuple(COLUMNS)
 """Settings that are a file, or numbers about the clients."""
+_ALIKE = ("task", "clients", "batch_size", "optimiser", "momentum", "shuffle", "device", "threads")
+"""Settings on which it depends which trainer is the fastest."""
 
 
 def combinations(
@@ -164,11 +167,18 @@ def run_sweep(
     """
     there = SweepFolder.of(folder, runs, keep)
     names = columns(runs)
+
+    def used(number: int) -> str | None:
+        if number < len(finished):
+            return str(finished[number][1]["trainer"])
+        return there.run(number).settings.trainer if there.is_finished(number) else None
+
     with there.begin(force=force):
         finished = _finished(there, names)
         with _table(there.table, names, [line for line, _ in finished]) as file:
             yield from (row for _, row in finished)
-            for row in _rows(runs, there, engine or LocalEngine(), len(finished), problem):
+            made = _with_trainers(runs, used, problem)
+            for row in _rows(made, there, engine or LocalEngine(), len(finished), problem):
                 with writing(there.table):
                     append(file, csv_line([row.get(name) for name in names]))
                 yield row
@@ -180,6 +190,26 @@ def _finished(folder: SweepFolder, names: Sequence[str]) -> list[tuple[bytes, di
         return [(csv_line(cells), parsed_row(names, cells)) for cells in read_rows(folder.table, names)]
     rows = (row_of(folder.run(number)) for number in itertools.takewhile(folder.is_finished, range(len(folder.varied))))
     return [(csv_line([row.get(name) for name in names]), row) for row in rows]
+
+
+def _with_trainers(
+    runs: Sequence[Settings], used: Callable[[int], str | None], problem: Problem | None
+) -> list[Settings]:
+    """The runs with their trainers named: once, so that it matters neither who makes a run nor when.
+
+    What a finished run has `used`, by its number, goes before what a measurement says now.
+    """
+    left = {
+        number: tuple(getattr(run, name) for name in _ALIKE)
+        for number, run in enumerate(runs)
+        if run.train and run.trainer == "auto"
+    }
+    known = {alike: kind for number, alike in left.items() if (kind := used(number)) is not None}
+    for number, alike in left.items():
+        if alike not in known:
+            with one_thread():
+                known[alike] = trainer_name(runs[number], problem)
+    return [replace(run, trainer=known[left[number]]) if number in left else run for number, run in enumerate(runs)]
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ def job(
     printed = accounting == ACCOUNTINGS[0]
     settings = Settings.of(
         task, preset="paper" if printed else None, protocol=protocol, crash_rate=crash_rate, fraction=fraction,
-        seed=seed, train=train, device=device, **more,
+        seed=seed, train=train, device=device, trainer="batched", **more,
     )  # fmt: skip
     if printed or not train or protocol == "local":
         return Job(settings=settings, rounds=settings.rounds)

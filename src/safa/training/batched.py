@@ -62,9 +62,13 @@ class BatchedTrainer(LocalTrainer):
         shuffle: bool = False,
         seed: int = 0,
         first_client: int = 0,
+        alone: bool = False,
         compile_: bool = False,
     ) -> None:
-        """`first_client` is the number of the client with the first shard, on which shuffling depends."""
+        """`first_client` is the number of the client with the first shard, on which shuffling depends.
+
+        Clients that are trained `alone`, each in a call of its own, are differentiated in the plain way.
+        """
         module = problem.start_model(0).to(device)
         self.layout = Layout(module)
         self._batches = Batches(shards, batch_size, shuffle=shuffle, seed=seed, first_client=first_client)
@@ -73,7 +77,7 @@ class BatchedTrainer(LocalTrainer):
         self._place[order] = np.arange(len(order))
         self._lengths = self._batches.lengths[order]
         batch_size = self._batches.size
-        choice = choose_kernel(problem, module, self.layout, shards[order[0]], batch_size)
+        choice = choose_kernel(problem, module, self.layout, shards[order[0]], batch_size, alone=alone)
         self._kernel: Kernel = choice.kernel
         self.note = choice.note
         """Why clients are trained one after the other, where they are; a line of the log says so, too."""

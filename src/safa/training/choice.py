@@ -57,14 +57,24 @@ class Choice:
 
 
 def choose_kernel(
-    problem: Problem, module: nn.Module, layout: Layout, shard: NDArray[np.int64], batch_size: int
+    problem: Problem,
+    module: nn.Module,
+    layout: Layout,
+    shard: NDArray[np.int64],
+    batch_size: int,
+    *,
+    alone: bool = False,
 ) -> Choice:
-    """The fastest kernel that computes the gradients of a problem; `shard` says which samples a client has."""
+    """The fastest kernel that computes the gradients of a problem; `shard` says which samples a client has.
+
+    For a client that is trained `alone`, that is plain differentiation where nothing is written out.
+    """
     if problem.kernel is not None and problem.kernel not in _WRITTEN_OUT:
         raise SafaError(f"there is no kernel {problem.kernel!r}; there is {', '.join(_WRITTEN_OUT)}")
     with _aside(next(module.parameters()).device):
         trial = _Trial(problem, module, layout, shard[: min(batch_size, _SAMPLES)])
-        choice = trial.written_out() if _is_written_out(problem, module) else trial.general()
+        is_written_out = _is_written_out(problem, module)
+        choice = trial.written_out() if is_written_out else trial.plain() if alone else trial.general()
     if choice.note is not None:
         _tell(choice.note)
     return choice
@@ -161,6 +171,13 @@ class _Trial:
 
     # -- any other model ---------------------------------------------------------------------------------------------
 
+    def plain(self) -> Choice:
+        """Plain differentiation, of which there is nothing to find out but which parameters have a gradient."""
+        kernel = OneByOne(self._problem, self._module, self._layout)
+        if len(self._inputs):
+            _, kernel = self._expected(self._rows(0.01, 0.01), self._step(self._inputs, padded=False))
+        return Choice(kernel, kernel.without_gradient)
+
     def general(self) -> Choice:
         """`torch.func` where it gives the plain gradients, else one client after the other."""
         if not len(self._inputs):
@@ -186,7 +203,7 @@ class _Trial:
                 why = self._failure(kernel, rows, step) if is_random else ""
             if not why:
                 return Choice(kernel, plain.without_gradient)
-        note = f"torch cannot batch this model over clients ({why}): the serial trainer is used"
+        note = f"torch cannot batch this model over clients ({why}): each client is trained by itself"
         fresh = self._problem.start_model(0).to(self._device)  # whatever the failure has left in the other
         return Choice(OneByOne(self._problem, fresh, self._layout), plain.without_gradient, note)
 

@@ -1,4 +1,4 @@
-"""One client after the other: the oracle that the batched trainer is held against."""
+"""One client after the other: the oracle that the other trainers are held against."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from safa.tasks.problem import Problem
-from safa.training.batches import Batches, Shards
+from safa.training.batches import Batches, Ids, Shards
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser
 from safa.training.trainer import LocalTrainer, Work
@@ -36,24 +36,33 @@ class SerialTrainer(LocalTrainer):
 
     def _train(self, work: Work, start: Tensor) -> Tensor:
         """As the paper's Algorithm 2 has it."""
-        return torch.stack([self._train_one(row, work[k : k + 1]) for k, row in enumerate(start)])
+        return torch.stack([self.train_one(row, work[k : k + 1]) for k, row in enumerate(start)])
 
-    def _train_one(self, row: Tensor, work: Work) -> Tensor:
+    def train_one(self, row: Tensor, work: Work) -> Tensor:
+        """The update of one client."""
         module = self._module
         self.layout.load(module, row)
         anchor = [p.detach().clone() for p in module.parameters()]
         optimiser = self._optimiser.of(module, None if work.lr is None else float(work.lr))
         for samples in self._batches.of(int(work.clients[0]), int(work.bases[0]), int(work.steps[0])):
-            index = torch.from_numpy(samples).to(self._targets.device)
             optimiser.zero_grad()
-            loss = self._problem.loss(module(self._inputs[index]), self._targets[index])
+            loss = self._loss(samples)
             if self._optimiser.proximal:
                 distance = sum(((p - a) ** 2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
                 loss = loss + self._optimiser.proximal / 2 * distance
             loss.backward()
             self._change_gradients(work.correction)
             optimiser.step()
-        return self.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
+        return self._state()
+
+    def _loss(self, samples: Ids) -> Tensor:
+        """The loss of the module on these samples."""
+        index = torch.from_numpy(samples).to(self._targets.device)
+        return self._problem.loss(self._module(self._inputs[index]), self._targets[index])
+
+    def _state(self) -> Tensor:
+        """The module as a row."""
+        return self.layout.row(dict(self._module.named_parameters()) | dict(self._module.named_buffers()))
 
     def _change_gradients(self, correction: Tensor | None) -> None:
         """Add the correction of a client, and clip."""

@@ -80,7 +80,7 @@ def make_trainer(
     shuffle: bool = False,
     seed: int = 0,
 ) -> Trainer:
-    """The trainer of that name."""
+    """The trainer of that name, which is not `auto`."""
     common: dict[str, Any] = {"batch_size": batch_size, "optimiser": optimiser, "device": device}
     common |= {"shuffle": shuffle, "seed": seed}
     if kind == "serial":
@@ -166,6 +166,7 @@ def make_attempt(
         shuffle=settings.shuffle,
         seed=settings.seed,
         first_client=client,
+        alone=True,
     )
     training = _local_training(settings, trainer, [shard], own_models=own_models)
     amount = training.amount(np.zeros(1, np.int64), np.array([base]), np.array([round_]), np.array([work]))

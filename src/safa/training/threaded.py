@@ -2,46 +2,133 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+import contextlib
+from concurrent.futures import CancelledError
+from threading import Event
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from safa.tasks.problem import Problem
 from safa.training.batches import Shards
+from safa.training.optimiser import RowOptimiser
 from safa.training.serial import SerialTrainer
-from safa.training.threads import torch_threads
+from safa.training.threads import side_by_side
 from safa.training.trainer import LocalTrainer, Work
 
-__all__ = ["ThreadsTrainer"]
+__all__ = ["RowTrainer", "ThreadsTrainer"]
 
 
 class ThreadsTrainer(LocalTrainer):
-    """As many clients at a time as torch has threads, each trained like the serial trainer trains it, by one thread."""
+    """As many clients at a time as torch has threads, each trained by one; the results do not depend on how many."""
 
     def __init__(self, problem: Problem, shards: Shards, **how: Any) -> None:
         """`how` is what a serial trainer is made with."""
         count = max(1, min(torch.get_num_threads(), len(shards)))
-        self._trainers: SimpleQueue[SerialTrainer] = SimpleQueue()
-        made = [SerialTrainer(problem, shards, **how) for _ in range(count)]
-        for trainer in made:
-            self._trainers.put(trainer)
-        self._pool = ThreadPoolExecutor(count, "safa-trainer")
-        self.layout, self._batches = made[0].layout, made[0]._batches
+        self._halted = Event()
+        channels_last = _takes_channels_last(problem)
+        self._workers = [
+            RowTrainer(problem, shards, halted=self._halted, channels_last=channels_last, **how) for _ in range(count)
+        ]
+        self.layout, self._batches = self._workers[0].layout, self._workers[0]._batches
 
     def _train(self, work: Work, start: Tensor) -> Tensor:
         updates = torch.empty_like(start)
 
-        def one(k: int) -> None:
-            trainer = self._trainers.get()
-            try:
-                updates[k] = trainer._train(work[k : k + 1], start[k : k + 1])[0]
-            finally:
-                self._trainers.put(trainer)
+        def one(worker: RowTrainer, k: int) -> None:
+            updates[k] = worker.train_one(start[k], work[k : k + 1])
 
-        with torch_threads(1):
-            for _ in self._pool.map(one, range(len(start))):
-                pass
+        self._halted.clear()
+        longest_first = np.argsort(-work.steps, kind="stable").tolist()
+        side_by_side(self._workers[: max(1, len(start))], longest_first, one, self._halted.set)
         return updates
+
+
+class RowTrainer(SerialTrainer):
+    """Trains like its base class, with little for Python to do in a step: while it does, other threads wait.
+
+    The parameters of the module are parts of one tensor, which a step moves as a whole. The filters of convolutions lie
+    with their channels innermost where the model takes that, which is faster.
+    """
+
+    def __init__(
+        self, problem: Problem, shards: Shards, *, halted: Event, channels_last: bool = False, **how: Any
+    ) -> None:
+        """Once `halted` is set, training ends in the middle."""
+        super().__init__(problem, shards, **how)
+        self._halted = halted
+        self._parameters: list[Tensor] = list(self._module.parameters())
+        self._innermost = set(map(id, _filters(self._module))) if channels_last else set()
+        self._is_usual = {(p.dtype, p.requires_grad) for p in self._parameters} == {(self.layout.dtype, True)}
+        if self._is_usual:
+            self._row, self._gradient = (self._parameters[0].new_empty(1, self.layout.trained) for _ in range(2))
+            self._gradients = self._places(self._gradient)
+            for parameter, place in zip(self._parameters, self._places(self._row), strict=True):
+                parameter.data = place
+
+    def _places(self, row: Tensor) -> list[Tensor]:
+        """Where the parameters lie in a tensor [1, trained numbers]."""
+        parts = row[0].split([p.numel() for p in self._parameters])
+        return [_shaped(part, p, id(p) in self._innermost) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def train_one(self, row: Tensor, work: Work) -> Tensor:
+        """The update of one client; where a parameter has no gradient, by its base class from the start."""
+        if not (self._is_usual and self._train_row(row, work)):
+            return super().train_one(row, work)
+        return self._state()
+
+    def _train_row(self, row: Tensor, work: Work) -> bool:
+        """Train the module from this row; whether every parameter had a gradient in every step."""
+        self.layout.load(self._module, row)
+        correction = None if work.correction is None else self._reordered(work.correction)
+        optimiser = RowOptimiser(self._optimiser, self._row, lr=work.lr, correction=correction)
+        is_plain = self._optimiser.is_plain and work.lr is None and correction is None
+        for samples in self._batches.of(int(work.clients[0]), int(work.bases[0]), int(work.steps[0])):
+            if self._halted.is_set():
+                raise CancelledError
+            found = torch.autograd.grad(self._loss(samples), self._parameters, allow_unused=True)
+            if any(part is None for part in found):
+                return False
+            with torch.no_grad():
+                if is_plain:
+                    torch._foreach_add_(self._parameters, found, alpha=-self._optimiser.lr)
+                else:
+                    torch._foreach_copy_(self._gradients, found)
+                    optimiser.step(self._row, self._gradient)
+        return True
+
+    def _reordered(self, values: Tensor) -> Tensor:
+        """Numbers in the order of a row [1, trained], in the order in which the parameters lie in memory."""
+        parts = values[0].split([p.numel() for p in self._parameters])
+        found = torch.empty_like(values)
+        for place, part in zip(self._places(found), parts, strict=True):
+            place.copy_(part.view(place.shape))
+        return found
+
+
+def _shaped(part: Tensor, like: Tensor, channels_last: bool) -> Tensor:
+    """A part of a row in the shape of a parameter, whose channels (its second dimension) may lie innermost."""
+    if not channels_last:
+        return part.view(like.shape)
+    outer, inner, *window = like.shape
+    return part.view(outer, *window, inner).movedim(-1, 1)
+
+
+def _filters(module: nn.Module) -> list[Tensor]:
+    """The filters of its convolutions."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return [part.weight for part in module.modules() if isinstance(part, kinds)]
+
+
+def _takes_channels_last(problem: Problem) -> bool:
+    """Whether a model has convolutions, and no `view` that needs their results in the usual order in memory."""
+    module = problem.start_model(0)
+    for weight in _filters(module):
+        weight.data = _shaped(weight.detach().movedim(1, -1).flatten(), weight, channels_last=True)
+    inputs, targets = (part[:2] for part in problem.train)
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+        problem.loss(module(inputs), targets).backward()
+        return bool(_filters(module))
+    return False

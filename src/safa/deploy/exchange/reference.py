@@ -17,6 +17,7 @@ import torch
 
 from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
+from safa.training.auto import for_one_client
 from safa.training.setup import find_device, make_optimiser, make_trainer
 
 __all__ = ["Reference", "reference", "steps_of"]
@@ -48,7 +49,7 @@ def reference(settings: Settings, problem: Problem) -> Reference:
     count = min(known, settings.batch_size * (steps or max(1, _MOST_STEPS // settings.epochs)))
     shard = np.linspace(0, known - 1, count).astype(np.int64)
     trainer = make_trainer(
-        settings.trainer,
+        for_one_client(problem) if settings.trainer == "auto" else settings.trainer,
         replace(problem, train=problem.test),
         [shard],
         batch_size=settings.batch_size,

@@ -1,0 +1,155 @@
+"""`trainer = auto`: the trainer that is fastest for a model here, found by a short measurement that is remembered.
+
+A few clients of the run make a few steps with each trainer, in turns. What they took is kept under a name that says all
+that it depends on: the model, its data and loss, how the clients train, the device, the machine, torch and its threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import time
+from dataclasses import replace
+from typing import Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.cache import cached_arrays
+from safa.runs.settings import Settings
+from safa.tasks.problem import Problem
+from safa.training.batched import BatchedTrainer
+from safa.training.batches import Ids, Shards
+from safa.training.setup import find_device, trainer_of
+from safa.training.threads import torch_threads
+from safa.training.trainer import Amount, Trainer
+
+__all__ = ["choose_trainer", "for_one_client", "with_trainer"]
+
+_LINEAR = ("linear_mse", "linear_squared_hinge")
+_BATCHES = 2  # of a client in an epoch that is measured
+_CLIENTS_ON_GPU = 32
+_ROUNDS = 4
+_LEAST_S, _MOST_S = 0.03, 2.0  # how long the fastest is measured in a round, and after how much no further one is begun
+_HOPELESS = 3.0  # times slower than the fastest
+_LR = 1e-4
+
+
+def with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:
+    """Settings that name a trainer, and how it was chosen, where it had to be measured."""
+    if settings.trainer != "auto":
+        return settings, ""
+    kind, words = choose_trainer(settings, problem, shards, find_device(settings.device))
+    return replace(settings, trainer=kind), words
+
+
+def for_one_client(problem: Problem) -> str:
+    """The trainer for a single client: where there is nobody to train beside it, the plain one is the fastest."""
+    return "batched" if problem.kernel in _LINEAR else "serial"
+
+
+def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> tuple[str, str]:
+    """The fastest trainer for these clients, and a sentence about it; empty where nothing had to be measured."""
+    if problem.kernel in _LINEAR or not any(len(shard) for shard in shards):
+        return "batched", ""
+    with torch_threads(settings.threads):
+        count = 2 * torch.get_num_threads() if device.type == "cpu" else _CLIENTS_ON_GPU
+        chosen = _some(shards, count, settings.batch_size)
+        name = f"trainer-{_digest(settings, problem, chosen, device)}"
+        found = cached_arrays(name, lambda: _measured(settings, problem, chosen, device))
+    spent = {kind: float(seconds) for kind, seconds in found.items()}
+    kind = min(spent, key=lambda kind: spent[kind])
+    return kind, _sentence(kind, spent)
+
+
+def _sentence(kind: str, spent: dict[str, float]) -> str:
+    others = [f"{other} {spent[other] * 1e3:.3g}" for other in spent if other != kind]
+    found = (
+        f"trainer {kind}, measured as the fastest for this model here: {spent[kind] * 1e3:.3g} ms a step of a client"
+    )
+    return ", ".join([found, *others, *([] if "batched" in spent else ["and torch cannot batch it"])])
+
+
+def _some(shards: Shards, count: int, batch_size: int) -> list[Ids]:
+    """The first mini-batches of so many clients, from the one with the most samples to that with the fewest."""
+    order = sorted((shard for shard in shards if len(shard)), key=len, reverse=True)
+    places = np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).astype(np.int64))
+    return [np.asarray(order[place][: _BATCHES * batch_size]) for place in places]
+
+
+def _digest(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> str:
+    """A checksum of everything on which it depends how fast the trainers are."""
+    module = problem.start_model(0)
+    data = [(list(part.shape[1:]), str(part.dtype)) for part in problem.train]
+    model = [(name, list(part.shape), str(part.dtype)) for name, part in module.state_dict().items()]
+    loss = getattr(problem.loss, "__qualname__", str(type(problem.loss)))
+    s = settings
+    how = [s.batch_size, s.optimiser, bool(s.momentum), bool(s.proximal), bool(s.clip), bool(s.weight_decay), s.shuffle]
+    where = [device.type, torch.get_num_threads(), torch.__version__, platform.node(), platform.machine()]
+    where += [torch.cuda.get_device_name(device), s.tf32] if device.type == "cuda" else []
+    known = [repr(module), model, data, loss, problem.kernel, how, len(shards), where]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+
+
+def _measured(
+    settings: Settings, problem: Problem, shards: Shards, device: torch.device
+) -> dict[str, NDArray[np.float64]]:
+    """Seconds per client and step, by the name of the trainer."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        race = _Race(settings, problem, shards, device)
+        begun = time.perf_counter()
+        race.warm_up()
+        for _ in range(_ROUNDS):
+            if time.perf_counter() - begun < _MOST_S:
+                race.round()
+    return {kind: np.array(seconds) for kind, seconds in race.spent.items()}
+
+
+class _Race:
+    """Trainers that train the same clients in turns, and the shortest time that a step took each of them."""
+
+    def __init__(self, settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> None:
+        kinds = ("batched", "threads", "serial") if device.type == "cpu" else ("batched", "serial")
+        of = replace(settings, lr=_LR)
+        made = {kind: trainer_of(replace(of, trainer=kind), problem, shards, device) for kind in kinds}
+        self._trainers = {kind: trainer for kind, trainer in made.items() if not _is_one_by_one(trainer)}
+        module = problem.start_model(settings.seed)
+        row = made["serial"].layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
+        self._start = row.to(device).expand(len(shards), -1)
+        self._steps = sum(-(-len(shard) // settings.batch_size) for shard in shards)
+        self.spent = dict.fromkeys(self._trainers, math.inf)
+
+    def warm_up(self) -> None:
+        """Half of the clients make one step each: for a large model that has to do."""
+        some = np.arange(-(-len(self._start) // 2))
+        for kind, trainer in self._trainers.items():
+            self.spent[kind] = _seconds(trainer, some, self._start, steps=np.ones_like(some)) / len(some)
+
+    def round(self) -> None:
+        """Each trains for a moment, unless it is far behind; of its times, the shortest counts."""
+        best = min(self.spent.values())
+        epochs = max(1, min(50, round(_LEAST_S / (best * self._steps)))) if best < math.inf else 1
+        for kind, trainer in self._trainers.items():
+            if self.spent[kind] <= _HOPELESS * best:
+                found = _seconds(trainer, np.arange(len(self._start)), self._start, epochs=epochs)
+                self.spent[kind] = min(self.spent[kind], found / (epochs * self._steps))
+
+
+def _is_one_by_one(trainer: Trainer) -> bool:
+    return isinstance(trainer, BatchedTrainer) and trainer.note is not None
+
+
+def _seconds(trainer: Trainer, clients: Ids, start: Tensor, **amount: Unpack[Amount]) -> float:
+    """How long these clients train; infinitely, where they cannot: a run with this trainer says why."""
+    begun = time.perf_counter()
+    try:
+        trainer.train(clients, start[: len(clients)], **amount)
+        if start.is_cuda:
+            torch.cuda.synchronize(start.device)
+    except Exception:
+        return math.inf
+    return time.perf_counter() - begun

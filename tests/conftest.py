@@ -58,6 +58,13 @@ def _no_process_outlives_the_tests() -> Iterator[None]:
     assert not left, f"tests left processes behind, which were killed: {left}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests keep for later is not the user's; tests that run side by side share it."""
+    folder = tmp_path_factory.getbasetemp()
+    os.environ["SAFA_CACHE"] = str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "safa-cache")
+
+
 @pytest.fixture
 def real_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real data files, where somebody has put them."""

@@ -16,7 +16,7 @@ import safa
 
 SOURCE = Path(__file__).parent.parent / "src"
 STANDARD = set(sys.stdlib_module_names)
-SHARED = {"errors", "vocabulary", "streams"}
+SHARED = {"errors", "vocabulary", "streams", "cache"}
 """Top-level modules that every room may import."""
 
 
@@ -41,6 +41,7 @@ ROOMS: dict[str, Room] = {
     "errors": room(),
     "vocabulary": room(),
     "streams": room(packages="numpy"),
+    "cache": room(packages="numpy"),
     "protocol": room(packages="numpy"),
     "analysis": room(["protocol.records"], "numpy"),
     "tasks": room(packages="numpy torch pooch requests tqdm"),

@@ -37,7 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(arrays: Arrays) -> None:
     assert list(arrays) == ["first", "second"]
-    for found, expected in zip(arrays.values(), (FIRST, SECOND), strict=True):
+    wanted: Arrays = {"first": FIRST, "second": SECOND}
+    for name, expected in wanted.items():
+        found = arrays[name]
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
 

@@ -41,7 +41,7 @@ def with_progress(
         for number, item in enumerate(items, start=done):
             if bar is None and not quiet and time.perf_counter() - start > _PROGRESS_AFTER_S:
                 bar = _bar(weighed=weigh is not None)
-                job = bar.add_task(unit, total=total, completed=completed, count="")
+                job = bar.add_task(unit, total=total, completed=done, count="")
                 bar.start()
             completed = number if weigh is None else completed + weigh(item)
             if bar is not None:

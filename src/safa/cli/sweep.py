@@ -52,6 +52,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes to use (default: all cores)"
     )
+    parser.add_argument(
+        "--stack", metavar="N", type=int, default=1,
+        help="train up to N runs at a time as one computation, which pays on a GPU (default: 1)",
+    )  # fmt: skip
     parser.set_defaults(command=run)
 
 
@@ -94,7 +98,9 @@ def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path) -
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
     finished = 0
     try:
-        rows = run_sweep(runs, folder, workers=arguments.workers, keep=arguments.keep, force=arguments.force)
+        rows = run_sweep(
+            runs, folder, workers=arguments.workers, stack=arguments.stack, keep=arguments.keep, force=arguments.force
+        )
         for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
             finished += 1
     except KeyboardInterrupt:

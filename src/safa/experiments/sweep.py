@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +19,7 @@ from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
 from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end
+from safa.experiments.stack import group_runs, run_side_by_side
 from safa.experiments.workers import pool
 from safa.fleet import check_sizes
 from safa.protocol import build
@@ -34,9 +35,11 @@ from safa.tasks import UNNAMED, Task, find_task, given_task
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
+    from safa.training.setup import TrainerOf
 
-__all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "sweep"]
+__all__ = ["columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
 
+_Job = Callable[["Problem | None"], list[dict[str, Any] | Exception]]
 _WORLD = tuple(COLUMNS)
 """Settings that are a file, or numbers about the clients."""
 
@@ -100,13 +103,41 @@ def run_one(
 ) -> dict[str, Any]:
     """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
-        experiment = Experiment(settings, problem)
-        if path is None:
-            for _ in run_to_end(experiment, None):
-                pass
-            summary = experiment.summary()
-        else:
-            summary = _write_run(experiment, path, with_model=with_model)
+        return _row_of_run(settings, problem, path=path, with_model=with_model)
+
+
+def run_stack(
+    runs: Sequence[Settings],
+    problem: Problem | None = None,
+    *,
+    paths: Sequence[Path | None],
+    with_model: bool = False,
+) -> list[dict[str, Any] | Exception]:
+    """The same for runs that are trained as one: the row of each, or the error that it ended with."""
+    if len(runs) == 1:
+        return [run_one(runs[0], problem, path=paths[0], with_model=with_model)]
+    jobs = [
+        partial(_row_of_run, settings, path=path, with_model=with_model)
+        for settings, path in zip(runs, paths, strict=True)
+    ]
+    return run_side_by_side(runs, jobs, problem)
+
+
+def _row_of_run(
+    settings: Settings,
+    problem: Problem | None,
+    trainer_of: TrainerOf | None = None,
+    *,
+    path: Path | None,
+    with_model: bool,
+) -> dict[str, Any]:
+    experiment = Experiment(settings, problem, trainer_of)
+    if path is None:
+        for _ in run_to_end(experiment, None):
+            pass
+        summary = experiment.summary()
+    else:
+        summary = _write_run(experiment, path, with_model=with_model)
     return experiment.settings.values() | summary
 
 
@@ -153,6 +184,7 @@ def run_sweep(
     folder: Path,
     *,
     workers: int = 1,
+    stack: int = 1,
     keep: Keep = "records",
     force: bool = False,
     problem: Problem | None = None,
@@ -160,15 +192,17 @@ def run_sweep(
     """Simulate all runs, or those that are missing in the folder of this sweep, and give their rows in order.
 
     The folder can be read at any moment. However often the sweep was stopped, and whatever the number of workers, the
-    table in it ends with the same bytes.
+    table in it ends with the same bytes. Up to `stack` runs at a time are trained as one.
     """
+    if stack < 1:
+        raise SafaError(f"stack must be at least 1, not {stack}")
     there = SweepFolder.of(folder, runs, keep)
     names = columns(runs)
     with there.begin(force=force):
         finished = _finished(there, names)
         with _table(there.table, names, [line for line, _ in finished]) as file:
             yield from (row for _, row in finished)
-            for row in _rows(runs, there, workers, len(finished), problem):
+            for row in _rows(runs, there, workers, stack, len(finished), problem):
                 with writing(there.table):
                     append(file, csv_line([row.get(name) for name in names]))
                 yield row
@@ -195,36 +229,51 @@ def _table(path: Path, names: Sequence[str], lines: Sequence[bytes]) -> Iterator
 
 
 def _rows(
-    runs: Sequence[Settings], folder: SweepFolder, workers: int, skipped: int, problem: Problem | None
+    runs: Sequence[Settings], folder: SweepFolder, workers: int, stack: int, skipped: int, problem: Problem | None
 ) -> Iterator[dict[str, Any]]:
     """The rows of all runs but those that are skipped, in order; what is finished and kept is read."""
     numbers = range(skipped, len(runs))
     missing = [number for number in numbers if not folder.is_finished(number)]
     left = set(missing)
-    with _made(runs, missing, folder, workers, problem) as made:
+    with _made(runs, group_runs(runs, missing, stack), folder, workers, problem) as made:
         for number in numbers:
             yield next(made) if number in left else row_of(folder.run(number))
 
 
 @contextlib.contextmanager
 def _made(
-    runs: Sequence[Settings], missing: Sequence[int], folder: SweepFolder, workers: int, problem: Problem | None
+    runs: Sequence[Settings],
+    groups: Sequence[Sequence[int]],
+    folder: SweepFolder,
+    workers: int,
+    problem: Problem | None,
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The rows of runs that are simulated now."""
-    with_model = folder.keep == "models"
-    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in missing]
-    work = [partial(run_one, runs[number], path=path, with_model=with_model)
-            for number, path in zip(missing, paths, strict=True)]  # fmt: skip
+    """The rows of runs that are simulated now, those of a group as one."""
+    work = [_job(runs, group, folder) for group in groups]
     if problem is not None or min(workers, len(work)) < 2:
-        yield (job(problem) for job in work)
+        yield _sound(job(problem) for job in work)
         return
     several = max(1, min(8, len(work) // (4 * workers)))  # short runs are sent to the workers several at a time
     with pool(min(workers, len(work))) as processes:
-        yield processes.map(_call, work, chunksize=1 if runs[0].train else several)
+        yield _sound(processes.map(_call, work, chunksize=1 if runs[0].train else several))
 
 
-def _call(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return job()
+def _job(runs: Sequence[Settings], group: Sequence[int], folder: SweepFolder) -> _Job:
+    """What simulates a group of runs."""
+    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in group]
+    return partial(run_stack, [runs[number] for number in group], paths=paths, with_model=folder.keep == "models")
+
+
+def _call(job: _Job) -> list[dict[str, Any] | Exception]:
+    return job(None)
+
+
+def _sound(outcomes: Iterable[list[dict[str, Any] | Exception]]) -> Iterator[dict[str, Any]]:
+    """The rows of groups of runs, up to the first run that ended with an error."""
+    for outcome in itertools.chain.from_iterable(outcomes):
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome
 
 
 def sweep(
@@ -234,6 +283,7 @@ def sweep(
     force: bool = False,
     preset: str | Path | None = None,
     workers: int = 1,
+    stack: int = 1,
     keep: Keep = "records",
     **settings: Unpack[SweepOptions],
 ) -> Sweep:
@@ -241,7 +291,8 @@ def sweep(
 
     `sweep("digits", protocol=["safa", "fedavg"], seed=range(5), until="accuracy=0.85")`. With `out` it is written to
     that folder, and resumed if it was stopped there; without, it is in a temporary folder that lasts as long as the
-    object does. A program that asks for several `workers` needs the usual `if __name__ == "__main__":`.
+    object does. A program that asks for several `workers` needs the usual `if __name__ == "__main__":`. Up to `stack`
+    runs at a time are trained as one, which pays on a GPU.
     """
     own = None if isinstance(task, str | Sequence) else given_task(task)
     tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
@@ -252,7 +303,7 @@ def sweep(
         raise SafaError("a problem that is given as an object runs with workers=1; name it as package.module:attribute")
     folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
     try:
-        for _ in run_sweep(runs, folder, workers=workers, keep=keep, force=force, problem=problem):
+        for _ in run_sweep(runs, folder, workers=workers, stack=stack, keep=keep, force=force, problem=problem):
             pass
         found = load_sweep(folder)
     except BaseException:

@@ -19,7 +19,7 @@ from safa.runs import Settings
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.training import Evaluator, Layout, torch_threads
-from safa.training.setup import find_device, local_training
+from safa.training.setup import TrainerOf, find_device, local_training, trainer_of
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
@@ -65,6 +65,7 @@ class Learning:
         protocol: Protocol,
         *,
         shards: Sequence[NDArray[np.int64]] | None = None,
+        trainer_of: TrainerOf = trainer_of,
     ) -> None:
         """Clients are simulated and train on `shards`, or, without, deployed and send their updates to the `inbox`."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
@@ -79,7 +80,7 @@ class Learning:
             source: UpdateSource = self.inbox
             if shards is not None:
                 own = self.aggregator.trains_own_models
-                source = local_training(settings, problem, shards, device, own_models=own)
+                source = local_training(settings, problem, shards, device, own_models=own, trainer_of=trainer_of)
             self._evaluator = Evaluator(problem, device=device)
             self.learner = Learner(
                 source,

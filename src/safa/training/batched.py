@@ -59,10 +59,13 @@ class BatchedTrainer(LocalTrainer):
         device: torch.device,
         memory_mb: float = 1024.0,
         shuffle: bool = False,
-        seed: int = 0,
-        first_client: int = 0,
+        seed: int | Ids = 0,
+        first_client: int | Ids = 0,
     ) -> None:
-        """`first_client` is the number of the client with the first shard, on which shuffling depends."""
+        """On `seed` and `first_client`, the number of the client with the first shard, shuffling depends.
+
+        They may be given for every shard; see `Batches`.
+        """
         module = problem.start_model(0).to(device)
         self.layout = Layout(module)
         self._batches = Batches(shards, batch_size, shuffle=shuffle, seed=seed, first_client=first_client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from safa.training.batches import Shards
 from safa.training.local import LocalTraining
 from safa.training.optimiser import Optimiser
 from safa.training.serial import SerialTrainer
+from safa.training.stacked import StackedTrainer
 from safa.training.threaded import ThreadsTrainer
 from safa.training.trainer import Trainer
 
 __all__ = [
+    "TrainerOf",
     "find_device",
     "local_training",
     "make_attempt",
@@ -34,8 +37,13 @@ __all__ = [
     "make_shards",
     "make_trainer",
     "own_sizes",
+    "stacked_trainer",
     "trainer_of",
 ]
+
+
+TrainerOf = Callable[[Settings, Problem, Shards, torch.device], Trainer]
+"""Makes the trainer of a run."""
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
@@ -104,6 +112,18 @@ def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: tor
     )
 
 
+def stacked_trainer(settings: Settings, problem: Problem) -> StackedTrainer:
+    """A trainer for several runs that have these settings in common, seed and learning rate excepted."""
+    return StackedTrainer(
+        problem,
+        make_optimiser(settings),
+        batch_size=settings.batch_size,
+        device=find_device(settings.device),
+        memory_mb=settings.memory_mb,
+        shuffle=settings.shuffle,
+    )
+
+
 def make_schedule(settings: Settings) -> Schedule:
     """The learning rate by round; functions of one's own are imported, and tried for every round of the run."""
     schedule = Schedule.parse(settings.schedule)
@@ -121,6 +141,7 @@ def local_training(
     device: torch.device,
     *,
     own_models: bool,
+    trainer_of: TrainerOf = trainer_of,
 ) -> LocalTraining:
     """The updates of simulated clients, who start from models of their own or from versions of the global model."""
     trainer = trainer_of(settings, problem, shards, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from safa.analysis import client_metrics, higher_is_better
 from safa.errors import SafaError
 from safa.protocol import Protocol
 from safa.runs import Settings
+from safa.server.budget import Budget
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.training import Evaluator, Layout, torch_threads
@@ -80,7 +82,9 @@ class Learning:
             source: UpdateSource = self.inbox
             if shards is not None:
                 own = self.aggregator.trains_own_models
-                source = local_training(settings, problem, shards, device, own_models=own, trainer_of=trainer_of)
+                budget = Budget.of(settings.memory_mb, start, len(shards))
+                training = replace(settings, memory_mb=budget.training_mb)
+                source = local_training(training, problem, shards, device, own_models=own, trainer_of=trainer_of)
             self._evaluator = Evaluator(problem, device=device)
             self.learner = Learner(
                 source,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from safa.tasks.problem import Problem
 from safa.training.batches import Batches, Ids, Shards
 from safa.training.choice import choose_kernel
-from safa.training.kernels import Step
+from safa.training.kernels import Kernel, Step
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser, RowOptimiser
 from safa.training.steps import Band, Gathered, lay_out_steps, part_by_size
@@ -162,7 +162,7 @@ class BatchedTrainer(LocalTrainer):
         """
         places = self._place[work.clients]
         band = next(band for band in self._bands if band.holds(places[:1]).all())
-        gathered = self._batches.shuffle or not work.in_epochs
+        gathered = self._batches.shuffle or not work.in_epochs or self._is_scarce(band)
         if not gathered and band.epoch is not None and work.lr is None and work.correction is None:
             return _affine_group(
                 band.epoch, torch.from_numpy(places - band.first).to(rows.device), rows, work.in_epochs
@@ -189,6 +189,10 @@ class BatchedTrainer(LocalTrainer):
             lambda rows, number: move(map(self._gather, gathering.part(number * most, most))),
             optimiser,
         )
+
+    def _is_scarce(self, band: Band) -> bool:
+        """Whether the mini-batches of a band, a copy of its data, are not to be laid out; affine epochs need them."""
+        return band.most < len(band.lengths) and type(self._kernel).epoch is Kernel.epoch
 
     def _gather(self, batch: tuple[Ids, NDArray[np.float64]]) -> Step:
         """A mini-batch of each of some clients from the pool, by the numbers and the weights of its samples."""

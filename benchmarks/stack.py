@@ -36,7 +36,7 @@ def make_problem(name: str) -> Problem:
     if name in TASKS:
         return TASKS[name].load()
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(CLIENTS * SAMPLES + 1000, 1, 28, 28, generator=generator)
+    images = 255 * torch.rand(CLIENTS * SAMPLES + 1000, 1, 28, 28, generator=generator)
     labels = images[:, 0, 0, :10].argmax(dim=1)
     cut = CLIENTS * SAMPLES
     return Problem(
@@ -51,7 +51,7 @@ def make_problem(name: str) -> Problem:
 
 def seconds(problem: Problem, stack: int, given: argparse.Namespace, rounds: int) -> tuple[float, list[float]]:
     """How long the runs take, and the last loss of each."""
-    listed: dict[str, Any] = {"seed": range(given.runs), "rounds": rounds, "lr": 0.1, "device": given.device}
+    listed: dict[str, Any] = {"seed": range(given.runs), "rounds": rounds, "lr": 0.0001, "device": given.device}
     listed |= {"epochs": 1, "batch_size": 20, "clients": CLIENTS, "fraction": 0.5, "crash_rate": 0.1}
     listed |= {"trainer": "batched", "memory_mb": 32768.0 if given.device != "cpu" else 4096.0}
     lists = {name: value if isinstance(value, range) else [value] for name, value in listed.items()}

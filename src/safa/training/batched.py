@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from safa.tasks.problem import Problem
 from safa.training.batches import Batches, Ids, Shards
 from safa.training.choice import choose_kernel
-from safa.training.kernels import Kernel, Step
+from safa.training.graphs import Recorded
+from safa.training.kernels import General, Kernel, Step
 from safa.training.layout import Layout
 from safa.training.optimiser import Optimiser, RowOptimiser
 from safa.training.steps import Band, Gathered, lay_out_steps, part_by_size
@@ -61,6 +62,7 @@ class BatchedTrainer(LocalTrainer):
         shuffle: bool = False,
         seed: int | Ids = 0,
         first_client: int | Ids = 0,
+        compile_: bool = False,
     ) -> None:
         """On `seed` and `first_client`, the number of the client with the first shard, shuffling depends.
 
@@ -75,20 +77,23 @@ class BatchedTrainer(LocalTrainer):
         self._lengths = self._batches.lengths[order]
         batch_size = self._batches.size
         choice = choose_kernel(problem, module, self.layout, shards[order[0]], batch_size)
-        self._kernel = choice.kernel
+        self._kernel: Kernel = choice.kernel
         self.note = choice.note
         """Why clients are trained one after the other, where they are; a line of the log says so, too."""
         self._optimiser, self._problem, self._device = optimiser, problem, device
         self._moved = self._moved_part(module, choice.without_gradient)
         sample = self._kernel.bytes_per_sample(problem.train[0][:1].to(device))
         row = 6 * self.layout.size * self.layout.dtype.itemsize
-        self._bands = []
+        self._bands: list[Band] = []
         for first, last in part_by_size(np.minimum(self._lengths, batch_size)):
             members = [shards[k] for k in order[first:last]]
             width = min(batch_size, max(1, len(members[0])))
             most = max(1, int(memory_mb * 2**20 / (width * sample + row)))
-            lay_out = partial(lay_out_steps, problem, members, width, self._kernel, self.layout.dtype, device)
+            lay_out = partial(lay_out_steps, problem, members, width, choice.kernel, self.layout.dtype, device)
             self._bands.append(Band(first, self._lengths[first:last], width, most, lay_out, self._affine))
+        if device.type == "cuda" and isinstance(self._kernel, General):
+            capacity = max(min(band.most, len(band.lengths)) for band in self._bands)
+            self._kernel = Recorded(self._kernel, capacity, compile_=compile_)
 
     def _affine(self, steps: list[Step]) -> tuple[Tensor, Tensor] | None:
         return self._kernel.epoch(steps, self._optimiser.lr) if self._optimiser.is_plain and steps else None
@@ -115,7 +120,7 @@ class BatchedTrainer(LocalTrainer):
         updates = torch.empty_like(start)
         for members in self._groups(work):
             index = torch.from_numpy(members).to(start.device)
-            group = self._group(work[members], start[index])
+            group = self._group(work[members], self._kernel.hold(start[index]))
             for epoch in range(group.epochs):
                 group.epoch(epoch)
             updates[index] = group.rows

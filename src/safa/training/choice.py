@@ -39,6 +39,8 @@ _WRITTEN_OUT: dict[str, Callable[[Layout], Kernel]] = {
     "paper_cnn": PaperCnn,
 }
 
+_CPU_ALONE = {"paper_cnn"}
+
 _log = logging.getLogger(__name__)
 
 
@@ -61,10 +63,16 @@ def choose_kernel(
         raise SafaError(f"there is no kernel {problem.kernel!r}; there is {', '.join(_WRITTEN_OUT)}")
     with _aside(next(module.parameters()).device):
         trial = _Trial(problem, module, layout, shard[: min(batch_size, _SAMPLES)])
-        choice = trial.written_out() if problem.kernel is not None else trial.general()
+        choice = trial.written_out() if _is_written_out(problem, module) else trial.general()
     if choice.note is not None:
         _tell(choice.note)
     return choice
+
+
+def _is_written_out(problem: Problem, module: nn.Module) -> bool:
+    """Whether there is a kernel for this problem on the device of the module."""
+    on_cpu = next(module.parameters()).device.type == "cpu"
+    return problem.kernel is not None and (on_cpu or problem.kernel not in _CPU_ALONE)
 
 
 @cache

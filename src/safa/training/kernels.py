@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from safa.tasks.problem import Problem
 from safa.training.cnn import BYTES_PER_IMAGE, cnn_gradients
-from safa.training.cnn_windows import WINDOWS_BYTES_PER_IMAGE, windows_gradients
 from safa.training.layout import Layout
+from safa.training.lowering import lowered
 
 __all__ = ["General", "Kernel", "OneByOne", "PaperCnn", "SquaredError", "SquaredHinge", "Step"]
 
@@ -50,6 +50,10 @@ class Kernel(ABC):
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """About how much memory a sample takes while `gradients` is at work."""
         return 2 * inputs.element_size() * inputs[0].numel()
+
+    def hold(self, rows: Tensor) -> Tensor:
+        """The rows where they are best trained: the same, or a copy that lasts until the next call."""
+        return rows
 
     @abstractmethod
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
@@ -101,26 +105,24 @@ class SquaredHinge(Linear):
 
 
 class PaperCnn(Kernel):
-    """The paper's convolutional network, written out: `safa.training.cnn`, on a GPU `safa.training.cnn_windows`."""
+    """The paper's convolutional network, written out for CPUs: `safa.training.cnn`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """As measured."""
-        most = WINDOWS_BYTES_PER_IMAGE if inputs.is_cuda else BYTES_PER_IMAGE
-        return int(most * inputs.element_size() / 4)
+        return int(BYTES_PER_IMAGE * inputs.element_size() / 4)
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """Hand-written forward and backward."""
         gradients = torch.empty_like(rows)
-        work = windows_gradients if rows.is_cuda else cnn_gradients
-        work(self._layout.views(rows), *step, out=self._layout.views(gradients))
+        cnn_gradients(self._layout.views(rows), *step, out=self._layout.views(gradients))
         return gradients
 
 
 class General(Kernel):
-    """A module and a loss that `torch.func` can compute for many clients at once."""
+    """A module and a loss that `torch.vmap` can compute for many clients at once."""
 
     def __init__(
         self, problem: Problem, module: nn.Module, layout: Layout, *, whole_batches: bool, sample_bytes: int
@@ -128,7 +130,7 @@ class General(Kernel):
         """Without `whole_batches`, the loss must be the mean of the losses of single samples."""
         self._loss = problem.loss
         self._module = module
-        self._layout = layout
+        self.layout = layout
         self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self._sample_bytes = sample_bytes
         self.needs_whole_batches = whole_batches
@@ -138,24 +140,32 @@ class General(Kernel):
         return super().bytes_per_sample(inputs) + 2 * self._sample_bytes
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
-        """One `vmap` over the clients of the gradient of each one's loss."""
-        views = self._layout.views(rows)
-        parameters = {name: views[name] for name in self._layout.parameters if name not in self._frozen}
+        """The gradient of the sum of the clients' losses, each of which depends on the client's own row alone."""
+        gradients = torch.zeros_like(rows)
+        self.write_gradients(rows, *step, gradients)
+        return gradients
+
+    def write_gradients(self, rows: Tensor, x: Tensor, y: Tensor, weight: Tensor, gradients: Tensor) -> None:
+        """The same into rows that are given."""
+        views, places = self.layout.views(rows), self.layout.views(gradients)
+        moved = {
+            name: views[name].detach().requires_grad_() for name in self.layout.parameters if name not in self._frozen
+        }
         frozen = {name: views[name] for name in self._frozen}
-        buffers = self._layout.copied_buffers(rows)
         one = self._whole_batch_loss if self.needs_whole_batches else self._weighted_loss
-        work = vmap(grad_and_value(one, has_aux=True), randomness="different")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.enable_grad(), lowered():
             # Where torch has no rule for an operation, it goes through the clients itself, and says so every time.
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            found, (_, after) = work(parameters, frozen, buffers, *step)
-        gradients = torch.zeros_like(rows)
-        places = self._layout.views(gradients)
-        for name, value in found.items():
-            places[name].copy_(value)
+            losses, after = vmap(one, randomness="different")(
+                moved, frozen, self.layout.copied_buffers(rows), x, y, weight
+            )
+            found = torch.autograd.grad(losses.sum(), list(moved.values()), allow_unused=True)
+        by_name = dict(zip(moved, found, strict=True))
+        for name in self.layout.parameters:
+            value = by_name.get(name)
+            places[name].copy_(value) if value is not None else places[name].zero_()
         for name, value in after.items():
             views[name].copy_(value)
-        return gradients
 
     def _whole_batch_loss(
         self, parameters: Tensors, frozen: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor

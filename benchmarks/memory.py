@@ -1,11 +1,13 @@
-"""How much memory of its own a run takes: 500 clients, a model of two million parameters, `memory_mb` = 256.
+"""How much memory of its own a run takes where the clients' models do not fit `memory_mb`.
 
     python benchmarks/memory.py [--protocol safa fedavg fedasync] [--memory-mb 256] [--rounds 3] [--trainer batched]
+    python benchmarks/memory.py --model cnn --clients 10000 --samples 6 --memory-mb 4096 --rounds 1 [--protocol ...]
 
-Each protocol runs in a process of its own. What is printed is the peak of RssAnon in /proc/self/status, sampled all the
-time: memory that is the process's own. Models that do not fit are in memory-mapped files, which the system writes out
-and drops as it needs to. The last column is what the clients' models take together. numpy and torch are all that is
-needed.
+The model is a network of two million parameters, with 500 clients, or the paper's convolutional network, on random
+images. Each protocol runs in a process of its own. What is printed is the peak of RssAnon in /proc/self/status, sampled
+all the time: memory that is the process's own. Models that do not fit are in memory-mapped files, which the system
+writes out and drops as it needs to. "at start" is torch and the data; the last column is what the clients' models take
+together. numpy and torch are all that is needed.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-CLIENTS, SAMPLES, FEATURES, WIDTH, CLASSES = 500, 20, 32, 1400, 10
+if TYPE_CHECKING:
+    from safa.tasks import Problem
+
+FEATURES, WIDTH, CLASSES = 32, 1400, 10
+_NOT_PASSED_ON = ("protocol", "here")
 
 
 def rss_anon_mib() -> float:
@@ -27,31 +33,39 @@ def rss_anon_mib() -> float:
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
 
 
-def run(protocol: str, memory_mb: float, rounds: int, trainer: Literal["batched", "serial"]) -> str:
-    """One run in this process, as a line of the table."""
+def make_problem(kind: str, samples: int) -> Problem:
+    """Random data, and the model of that name."""
     import torch
     from torch import nn
 
-    from safa import simulate
     from safa.tasks import Problem
+    from safa.tasks.mnist import PaperCNN
 
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn((CLIENTS + 1) * SAMPLES, FEATURES, generator=generator)
-    targets = inputs[:, :CLASSES].argmax(dim=1)
-    held = CLIENTS * SAMPLES
-
-    def model() -> nn.Module:
+    def network() -> nn.Module:
         first, second, last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
-    sizes = sum(p.numel() for p in model().parameters())
-    problem = Problem(
-        model=model,
-        loss=nn.functional.cross_entropy,
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 28, 28) if kind == "cnn" else (FEATURES,)
+    inputs, test = (torch.randn(count, *shape, generator=generator) for count in (samples, 20))
+    targets, wanted = (part.flatten(1)[:, :CLASSES].argmax(dim=1) for part in (inputs, test))
+    return Problem(
+        model=PaperCNN if kind == "cnn" else network,
+        loss=nn.functional.nll_loss if kind == "cnn" else nn.functional.cross_entropy,
         metrics={"accuracy": lambda output, target: (output.argmax(dim=1) == target).float().mean()},
-        train=(inputs[:held], targets[:held]),
-        test=(inputs[held:], targets[held:]),
+        train=(inputs, targets),
+        test=(test, wanted),
+        kernel="paper_cnn" if kind == "cnn" else None,
     )
+
+
+def run(given: argparse.Namespace) -> str:
+    """One run in this process, as a line of the table."""
+    from safa import simulate
+
+    protocol, clients = given.protocol[0], given.clients
+    problem = make_problem(given.model, clients * given.samples)
+    sizes = sum(p.numel() for p in problem.start_model(0).parameters())
     peak, done = [rss_anon_mib()], threading.Event()
     base = peak[0]
 
@@ -63,13 +77,13 @@ def run(protocol: str, memory_mb: float, rounds: int, trainer: Literal["batched"
     watcher.start()
     start = time.perf_counter()
     simulate(
-        problem, protocol=protocol, clients=CLIENTS, rounds=rounds, batch_size=SAMPLES, memory_mb=memory_mb, lr=0.1,
-        fraction=0.3, crash_rate=0.1, trainer=trainer,
+        problem, protocol=protocol, clients=clients, rounds=given.rounds, batch_size=given.samples,
+        memory_mb=given.memory_mb, lr=0.1, fraction=0.3, crash_rate=0.1, trainer=given.trainer, epochs=given.epochs,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()
-    together = CLIENTS * sizes * 4 / 2**20
+    together = clients * sizes * 4 / 2**20
     return f"{protocol:>10} {sizes:>11,} {peak[0]:>9.0f} {base:>9.0f} {seconds:>8.0f} {together:>11.0f}"
 
 
@@ -77,21 +91,24 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--protocol", nargs="*", default=["safa", "fedavg", "fedasync"])
+    parser.add_argument("--model", choices=["network", "cnn"], default="network")
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--samples", type=int, default=20, help="of a client, on average")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--memory-mb", type=float, default=256.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trainer", default="batched")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:
-        print(run(given.protocol[0], given.memory_mb, given.rounds, given.trainer))
+        print(run(given), flush=True)
         return
-    print(f"{CLIENTS} clients, memory_mb = {given.memory_mb:g}, {given.rounds} rounds, {given.trainer} trainer")
+    print(f"{given.clients:,} clients, memory_mb = {given.memory_mb:g}, {given.rounds} rounds, {given.trainer} trainer")
     titles = ("protocol", "parameters", "peak MiB", "at start", "seconds", "models MiB")
     print("{:>10} {:>11} {:>9} {:>9} {:>8} {:>11}".format(*titles), flush=True)
+    own = [f"--{name.replace('_', '-')}={value}" for name, value in vars(given).items() if name not in _NOT_PASSED_ON]
     for protocol in given.protocol:
-        own = [sys.executable, __file__, "--here", "--protocol", protocol, "--memory-mb", str(given.memory_mb)]
-        own += ["--rounds", str(given.rounds), "--trainer", given.trainer]
-        subprocess.run(own, check=True)
+        subprocess.run([sys.executable, __file__, "--here", "--protocol", protocol, *own], check=True)
 
 
 if __name__ == "__main__":

@@ -529,11 +529,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no folder of data."""
-    import pooch  # type: ignore[import-untyped]
-
     monkeypatch.delenv("SAFA_DATA", raising=False)
-    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache" / name)
-    return tmp_path / "cache" / "safa"
+    monkeypatch.setenv("SAFA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def register(monkeypatch: pytest.MonkeyPatch, url: str, content: bytes = CONTENT) -> None:

@@ -40,7 +40,7 @@ class ModelCache(Aggregator):
         super().begin(versions, sizes, memory_mb=memory_mb)
         start, count = versions.model, len(sizes)
         self._own = RowTable(start, memory_mb=memory_mb)
-        self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb, times=8))
+        self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb))
         self._size = np.array(sizes, dtype=np.float64)  # n_k
         self._present = np.ones(count, dtype=np.bool_)
         self._version = np.full(count, versions.latest)  # the version that an entry equals; -1 for a model of its own

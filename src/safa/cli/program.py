@@ -12,29 +12,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import safa
-from safa.cli import (
-    aggregators,
-    best,
-    bias,
-    deploy,
-    partitions,
-    protocols,
-    replay,
-    report,
-    reproduce,
-    run,
-    sweep,
-    tasks,
-)
 from safa.cluster import disconnect
 from safa.errors import SafaError, did_you_mean
 
 __all__ = ["entry", "main"]
 
-_COMMANDS = (run, sweep, best, report, replay, reproduce, bias, deploy, protocols, aggregators, partitions, tasks)
+_COMMANDS = (
+    "run", "sweep", "best", "report", "replay", "reproduce", "bias", "deploy", "protocols", "aggregators", "partitions",
+    "tasks",
+)  # fmt: skip
+"""Modules of `safa.cli`, each with the command of its name."""
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141
 _STOP_LIMIT_S = 8.0
 """How long a program that was stopped may take to end in the ordinary way."""
@@ -61,20 +52,22 @@ class _Parser(argparse.ArgumentParser):
         raise SafaError(f"{message} (see {self.prog} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(named: str = "") -> argparse.ArgumentParser:
+    """The parser of the command that is named, or of all: loading the others would take time."""
     parser = _Parser(prog="safa", description=safa.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"safa {safa.__version__}")
     parser.set_defaults(command=lambda _: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for command in _COMMANDS:
-        command.add(commands)
+    for name in [named] if named in _COMMANDS else _COMMANDS:
+        import_module(f"safa.cli.{name}").add(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        arguments = _parser().parse_args(argv)
+        given = sys.argv[1:] if argv is None else argv
+        arguments = _parser(given[0] if given else "").parse_args(given)
         command: Callable[[argparse.Namespace], None] = arguments.command
         command(arguments)
     except KeyboardInterrupt as stop:

@@ -1,19 +1,19 @@
-"""Output in a terminal: progress, summaries, tables."""
+"""Output in a terminal: progress, summaries, tables. What draws them is loaded when there is something to show."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safa.analysis import all_metrics, target_words
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
 __all__ = ["print_names", "print_summary", "print_table", "with_progress"]
 
@@ -36,28 +36,32 @@ def with_progress(
 
     If some items take longer than others, `weigh` says how much of the `total` each of them is.
     """
-    bar, start = _bar(weighed=weigh is not None), time.perf_counter()
-    job = bar.add_task(unit, total=total, completed=done, count="")
-    completed = float(done)
+    bar, start, completed = None, time.perf_counter(), float(done)
     try:
         for number, item in enumerate(items, start=done):
-            if not quiet and not bar.live.is_started and time.perf_counter() - start > _PROGRESS_AFTER_S:
+            if bar is None and not quiet and time.perf_counter() - start > _PROGRESS_AFTER_S:
+                bar = _bar(weighed=weigh is not None)
+                job = bar.add_task(unit, total=total, completed=done, count="")
                 bar.start()
             completed = number if weigh is None else completed + weigh(item)
-            bar.update(job, completed=completed, count=f"{number + 1} done")
+            if bar is not None:
+                bar.update(job, completed=completed, count=f"{number + 1} done")
             yield item
     finally:
-        if bar.live.is_started:
+        if bar is not None:
             bar.stop()
 
 
 def _bar(*, weighed: bool) -> Progress:
-    columns = (TaskProgressColumn(), TextColumn("{task.fields[count]}")) if weighed else (MofNCompleteColumn(),)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *columns,
-        TimeRemainingColumn(),
+    from rich import progress
+    from rich.console import Console
+
+    counted = (progress.TaskProgressColumn(), progress.TextColumn("{task.fields[count]}"))
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        *(counted if weighed else (progress.MofNCompleteColumn(),)),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
@@ -70,6 +74,9 @@ def print_names(title: str, summaries: Mapping[str, str]) -> None:
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A plain table, at least so wide that no number is cut off."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(*head, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(escape, row))
@@ -77,6 +84,8 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _wide_console() -> Console:
+    from rich.console import Console
+
     console = Console(highlight=False)
     console.width = max(console.width, _TABLE_WIDTH)
     return console
@@ -84,6 +93,8 @@ def _wide_console() -> Console:
 
 def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
     """The most important settings of a run, its metrics, and where it was written."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
@@ -103,6 +114,8 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
 
 
 def _metrics_table(values: dict[str, Any], directions: Mapping[str, str]) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

@@ -50,6 +50,10 @@ def add(commands: Any) -> None:
         "models (these, too), or nothing (default: records)",
     )
     add_engine(parser)
+    parser.add_argument(
+        "--stack", metavar="N", type=int, default=1,
+        help="train up to N runs at a time as one computation, which pays on a GPU (default: 1)",
+    )  # fmt: skip
     parser.set_defaults(command=run)
 
 
@@ -90,7 +94,7 @@ def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path, e
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
     finished = 0
     try:
-        rows = run_sweep(runs, folder, engine=engine, keep=arguments.keep, force=arguments.force)
+        rows = run_sweep(runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force)
         for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
             finished += 1
     except KeyboardInterrupt:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from safa.server.setup import Learning
     from safa.tasks.problem import Problem
+    from safa.training.setup import TrainerOf
 
 __all__ = [
     "Experiment",
@@ -51,8 +52,11 @@ _DEPLOYED = "deploy.toml"
 class Experiment:
     """Runs settings to their end, round by round, and can resume at a checkpoint."""
 
-    def __init__(self, settings: Settings, problem: Problem | None = None) -> None:
-        """Everything that can be wrong is found here, before the first round."""
+    def __init__(self, settings: Settings, problem: Problem | None = None, trainer_of: TrainerOf | None = None) -> None:
+        """Everything that can be wrong is found here, before the first round.
+
+        `trainer_of` makes the trainer; without, it is the one that the settings ask for.
+        """
         self.settings = settings = _with_threads(settings)
         """Those that were given, with the number of threads, the trainer and the learning rate that are used."""
         self._fleet = fleet_of(settings, problem)
@@ -68,7 +72,8 @@ class Experiment:
             settings, self.trainer_words = _with_trainer(settings, problem, shards)
             self.settings, self.learning_rate_words = with_learning_rate(settings, problem, shards)
             settings = self.settings
-            self._learning, self._notes = _learning(settings, problem, protocol, shards), _about(problem)
+            self._learning = _learning(settings, problem, protocol, shards, trainer_of)
+            self._notes = _about(problem)
         self.server = Server(
             protocol,
             seed=settings.seed,
@@ -172,11 +177,14 @@ def with_learning_rate(
     return replace(settings, lr=found.lr), found.words
 
 
-def _learning(settings: Settings, problem: Problem, protocol: Protocol, shards: Shards) -> Learning:
+def _learning(
+    settings: Settings, problem: Problem, protocol: Protocol, shards: Shards, trainer_of: TrainerOf | None
+) -> Learning:
     """What the server of a simulation learns with: clients that hold their shards of the data."""
     from safa.server.setup import Learning
+    from safa.training import setup
 
-    return Learning(settings, problem, protocol, shards=shards)
+    return Learning(settings, problem, protocol, shards=shards, trainer_of=trainer_of or setup.trainer_of)
 
 
 def run_to_end(

@@ -21,6 +21,7 @@ from safa.errors import SafaError
 from safa.experiments.engines import Engine, LocalEngine, make_engine
 from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end, trainer_name
+from safa.experiments.stack import group_runs, run_side_by_side
 from safa.fleet import check_sizes
 from safa.protocol import build
 from safa.runs import RunWriter
@@ -35,9 +36,12 @@ from safa.tasks import UNNAMED, Task, find_task, given_task
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
+    from safa.training.setup import TrainerOf
 
-__all__ = ["columns", "combinations", "one_thread", "run_one", "run_sweep", "sweep"]
+__all__ = ["columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
 
+_Outcome = tuple[dict[str, Any] | Exception, dict[str, bytes]]
+"""The row of a run, or the error that it ended with, and its files where they are still to be written."""
 _WORLD = tuple(COLUMNS)
 """Settings that are a file, or numbers about the clients."""
 _ALIKE = ("task", "clients", "batch_size", "optimiser", "momentum", "shuffle", "device", "threads")
@@ -103,13 +107,41 @@ def run_one(
 ) -> dict[str, Any]:
     """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
-        experiment = Experiment(settings, problem)
-        if path is None:
-            for _ in run_to_end(experiment, None):
-                pass
-            summary = experiment.summary()
-        else:
-            summary = _write_run(experiment, path, with_model=with_model)
+        return _row_of_run(settings, problem, path=path, with_model=with_model)
+
+
+def run_stack(
+    runs: Sequence[Settings],
+    problem: Problem | None = None,
+    *,
+    paths: Sequence[Path | None],
+    with_model: bool = False,
+) -> list[dict[str, Any] | Exception]:
+    """The same for runs that are trained as one: the row of each, or the error that it ended with."""
+    if len(runs) == 1:
+        return [run_one(runs[0], problem, path=paths[0], with_model=with_model)]
+    jobs = [
+        partial(_row_of_run, settings, path=path, with_model=with_model)
+        for settings, path in zip(runs, paths, strict=True)
+    ]
+    return run_side_by_side(runs, jobs, problem)
+
+
+def _row_of_run(
+    settings: Settings,
+    problem: Problem | None,
+    trainer_of: TrainerOf | None = None,
+    *,
+    path: Path | None,
+    with_model: bool,
+) -> dict[str, Any]:
+    experiment = Experiment(settings, problem, trainer_of)
+    if path is None:
+        for _ in run_to_end(experiment, None):
+            pass
+        summary = experiment.summary()
+    else:
+        summary = _write_run(experiment, path, with_model=with_model)
     return experiment.settings.values() | summary
 
 
@@ -156,6 +188,7 @@ def run_sweep(
     folder: Path,
     *,
     engine: Engine | None = None,
+    stack: int = 1,
     keep: Keep = "records",
     force: bool = False,
     problem: Problem | None = None,
@@ -163,8 +196,11 @@ def run_sweep(
     """Simulate all runs, or those that are missing in the folder of this sweep, and give their rows in order.
 
     They are simulated in this process, or by an engine. The folder can be read at any moment. However often the sweep
-    was stopped, and whatever the engine and its number of workers, the table in it ends with the same bytes.
+    was stopped, and whatever the engine and its number of workers, the table in it ends with the same bytes. Up to
+    `stack` runs at a time are trained as one.
     """
+    if stack < 1:
+        raise SafaError(f"stack must be at least 1, not {stack}")
     there = SweepFolder.of(folder, runs, keep)
     names = columns(runs)
 
@@ -178,7 +214,7 @@ def run_sweep(
         with _table(there.table, names, [line for line, _ in finished]) as file:
             yield from (row for _, row in finished)
             made = _with_trainers(runs, used, problem)
-            for row in _rows(made, there, engine or LocalEngine(), len(finished), problem):
+            for row in _rows(made, there, engine or LocalEngine(), stack, len(finished), problem):
                 with writing(there.table):
                     append(file, csv_line([row.get(name) for name in names]))
                 yield row
@@ -225,13 +261,13 @@ def _table(path: Path, names: Sequence[str], lines: Sequence[bytes]) -> Iterator
 
 
 def _rows(
-    runs: Sequence[Settings], folder: SweepFolder, engine: Engine, skipped: int, problem: Problem | None
+    runs: Sequence[Settings], folder: SweepFolder, engine: Engine, stack: int, skipped: int, problem: Problem | None
 ) -> Iterator[dict[str, Any]]:
     """The rows of all runs but those that are skipped, in order; what is finished and kept is read."""
     numbers = range(skipped, len(runs))
     missing = [number for number in numbers if not folder.is_finished(number)]
     left, early = set(missing), dict[int, dict[str, Any]]()
-    with contextlib.closing(_made(runs, missing, folder, engine, problem)) as made:
+    with contextlib.closing(_made(runs, group_runs(runs, missing, stack), folder, engine, problem)) as made:
         for number in numbers:
             while number in left and number not in early:
                 early |= [next(made)]
@@ -240,31 +276,52 @@ def _rows(
 
 
 def _made(
-    runs: Sequence[Settings], missing: Sequence[int], folder: SweepFolder, engine: Engine, problem: Problem | None
+    runs: Sequence[Settings],
+    groups: Sequence[Sequence[int]],
+    folder: SweepFolder,
+    engine: Engine,
+    problem: Problem | None,
 ) -> Generator[tuple[int, dict[str, Any]]]:
-    """The rows of runs that are simulated now, with their numbers, as they finish."""
-    numbers = {f"run {folder.run_path(number).name}": number for number in missing}
-    if engine.shares_disk:
-        paths = {number: None if folder.keep == "nothing" else folder.run_path(number) for number in missing}
-        work = partial(run_one, problem=problem, with_model=folder.keep == "models")
-        jobs = {name: partial(work, runs[number], path=paths[number]) for name, number in numbers.items()}
-        yield from ((numbers[name], row) for name, row in engine.finished(jobs))
-        return
-    elsewhere = {name: partial(_run_elsewhere, runs[number], folder.keep) for name, number in numbers.items()}
-    for name, (row, files) in engine.finished(elsewhere):
-        if files:
-            write_run(folder.run_path(numbers[name]), files)
-        yield numbers[name], row
+    """The rows of runs that are simulated now, with their numbers, as they finish; those of a group as one."""
+    members = {f"run {folder.run_path(group[0]).name}": group for group in groups}
+    jobs = {name: _job([runs[n] for n in group], group, folder, engine, problem) for name, group in members.items()}
+    for name, outcomes in engine.finished(jobs):
+        for number, (outcome, files) in zip(members[name], outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            if files:
+                write_run(folder.run_path(number), files)
+            yield number, outcome
 
 
-def _run_elsewhere(settings: Settings, keep: Keep) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Simulate one run on a machine that may have another disk: its row, and the files of its folder."""
-    if keep == "nothing":
-        return run_one(settings), {}
+def _job(
+    runs: Sequence[Settings], numbers: Sequence[int], folder: SweepFolder, engine: Engine, problem: Problem | None
+) -> Callable[[], list[_Outcome]]:
+    """What simulates a group of runs."""
+    if not engine.shares_disk:
+        return partial(_run_elsewhere, runs, folder.keep)
+    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in numbers]
+    return partial(_run_here, runs, problem, paths, with_model=folder.keep == "models")
+
+
+def _run_here(
+    runs: Sequence[Settings], problem: Problem | None, paths: Sequence[Path | None], *, with_model: bool
+) -> list[_Outcome]:
+    """Simulate runs on this machine, and write their folders."""
+    return [(outcome, {}) for outcome in run_stack(runs, problem, paths=paths, with_model=with_model)]
+
+
+def _run_elsewhere(runs: Sequence[Settings], keep: Keep) -> list[_Outcome]:
+    """Simulate runs on a machine that may have another disk: for each its row, and the files of its folder."""
     with TemporaryDirectory(prefix="safa-run-") as place:
-        path = Path(place, "run")
-        row = run_one(settings, path=path, with_model=keep == "models")
-        return row, {file.name: file.read_bytes() for file in path.iterdir()}
+        paths = [None if keep == "nothing" else Path(place, str(number)) for number in range(len(runs))]
+        outcomes = run_stack(runs, paths=paths, with_model=keep == "models")
+        return [(outcome, _files_in(path)) for outcome, path in zip(outcomes, paths, strict=True)]
+
+
+def _files_in(folder: Path | None) -> dict[str, bytes]:
+    """All files of a folder, if it is there."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()} if folder and folder.exists() else {}
 
 
 def sweep(
@@ -276,6 +333,7 @@ def sweep(
     engine: str = "local",
     workers: int | None = None,
     address: str | None = None,
+    stack: int = 1,
     keep: Keep = "records",
     **settings: Unpack[SweepOptions],
 ) -> Sweep:
@@ -285,7 +343,8 @@ def sweep(
     that folder, and resumed if it was stopped there; without, it is in a temporary folder that lasts as long as the
     object does. It runs in this process, or with several `workers` in processes of this machine; such a program needs
     the usual `if __name__ == "__main__":`. With the engine `ray` it runs on the Ray cluster at `address` or at
-    RAY_ADDRESS, or else on a Ray that is started here; `workers` is then how many runs are made at a time at most.
+    RAY_ADDRESS, or else on a Ray that is started here; `workers` is then how many runs are made at a time at most. Up
+    to `stack` runs at a time are trained as one, which pays on a GPU.
     """
     own = None if isinstance(task, str | Sequence) else given_task(task)
     tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
@@ -301,7 +360,7 @@ def sweep(
     chosen = make_engine(engine, runs, workers=workers, address=address)
     folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
     try:
-        for _ in run_sweep(runs, folder, engine=chosen, keep=keep, force=force, problem=problem):
+        for _ in run_sweep(runs, folder, engine=chosen, stack=stack, keep=keep, force=force, problem=problem):
             pass
         found = load_sweep(folder)
     except BaseException:

@@ -51,7 +51,7 @@ TARGETS = {"boston": 0.6, "mnist": 0.95, "kdd99": 0.99}
 """The accuracy to be reached, a little below what the paper prints for a good run."""
 _PATIENCE = 4
 """How many times the paper's number of rounds a protocol may take to the target."""
-_WHERE = ("device", "tf32", "memory_mb", "checkpoint_every", "threads")
+_WHERE = ("device", "compile", "tf32", "memory_mb", "checkpoint_every", "threads")
 """Settings that say where and how a run is computed, not what it is."""
 
 

@@ -99,6 +99,7 @@ class SettingsOptions(TypedDict, total=False):
     shuffle: bool
     trainer: TrainerName
     device: str
+    compile: bool
     tf32: bool
     threads: int
     optimiser: OptimiserName
@@ -178,6 +179,7 @@ class SweepOptions(TypedDict, total=False):
     shuffle: Several[bool]
     trainer: Several[TrainerName]
     device: Several[str]
+    compile: Several[bool]
     tf32: Several[bool]
     threads: Several[int]
     optimiser: Several[OptimiserName]

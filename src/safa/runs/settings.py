@@ -227,6 +227,10 @@ class Settings:
         choices=TRAINERS,
     )  # fmt: skip
     device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)
+    compile: bool = option(
+        False, "let torch compile the steps of a model on a GPU: up to a minute for each number of clients when it is "
+        "done first, for long runs", group=_LEARN,
+    )  # fmt: skip
     tf32: bool = option(False, "let a GPU round the inputs of matrix products to 10 bits", group=_LEARN)
     threads: int = option(
         0, "threads that torch computes with; 0: as many as it takes here, and the run's folder says how many",

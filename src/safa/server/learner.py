@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions, give_back_memory, rows_that_fit
+from safa.aggregation.rows import RowTable, Versions, give_back_memory
 from safa.errors import SafaError
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
+from safa.server.budget import Budget
 from safa.training import Score, torch_threads
 
 __all__ = ["Learner", "UpdateSource"]
 
-_ROWS_PER_UPDATE = 6  # what an update takes: its start, itself, and what is made of them on the way
 _NOBODY = np.empty(0, dtype=np.int64)
 
 
@@ -121,8 +121,9 @@ class Learner:
         """
         self._source, self._aggregator, self._evaluate = source, aggregator, evaluate
         self._eval_every, self._threads = eval_every, threads
-        self.versions = Versions(start, memory_mb=memory_mb)
-        self._most = rows_that_fit(start, memory_mb, times=_ROWS_PER_UPDATE)  # updates that are asked for at a time
+        budget = Budget.of(memory_mb, start, len(sizes))
+        self.versions = Versions(start, memory_mb=budget.versions_mb)
+        self._most = budget.updates  # that are asked for at a time
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
         self._own_updates = np.zeros(len(sizes), dtype=np.int64)  # of each client, where everyone trains its own model
         self._made_in = {0: 0}  # the round in which a version was made
@@ -136,7 +137,7 @@ class Learner:
         self.asked_for = 0
         """Updates that were asked for so far."""
         with torch_threads(threads):
-            aggregator.begin(self.versions, sizes, memory_mb=memory_mb)
+            aggregator.begin(self.versions, sizes, memory_mb=budget.entries_mb)
             aggregator.prepare(evaluate=lambda row: self._score(row).loss, train=source.train)
 
     @property
@@ -249,7 +250,8 @@ class Learner:
         if self._most < len(self._held):
             give_back_memory()
         rows, step_size = self._asked(commits, start)
-        sound = torch.isfinite(rows).all(dim=1).cpu().numpy()
+        low, high = torch.aminmax(rows, dim=1)  # which are not finite where a number is not
+        sound = (torch.isfinite(low) & torch.isfinite(high)).cpu().numpy()
         self._diverged += int(np.count_nonzero(~sound))
         picked = commits.into != _UNDRAFTED
         found = Updates(commits.client, commits.base, commits.weight, picked, rows, start, step_size)

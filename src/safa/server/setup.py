@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,11 @@ from safa.analysis import client_metrics, higher_is_better
 from safa.errors import SafaError
 from safa.protocol import Protocol
 from safa.runs import Settings
+from safa.server.budget import Budget
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.training import Evaluator, Layout, torch_threads
-from safa.training.setup import find_device, local_training
+from safa.training.setup import TrainerOf, find_device, local_training, trainer_of
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
@@ -65,6 +67,7 @@ class Learning:
         protocol: Protocol,
         *,
         shards: Sequence[NDArray[np.int64]] | None = None,
+        trainer_of: TrainerOf = trainer_of,
     ) -> None:
         """Clients are simulated and train on `shards`, or, without, deployed and send their updates to the `inbox`."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
@@ -79,7 +82,9 @@ class Learning:
             source: UpdateSource = self.inbox
             if shards is not None:
                 own = self.aggregator.trains_own_models
-                source = local_training(settings, problem, shards, device, own_models=own)
+                budget = Budget.of(settings.memory_mb, start, len(shards))
+                training = replace(settings, memory_mb=budget.training_mb)
+                source = local_training(training, problem, shards, device, own_models=own, trainer_of=trainer_of)
             self._evaluator = Evaluator(problem, device=device)
             self.learner = Learner(
                 source,

@@ -1,7 +1,7 @@
 """Data files that are too large to ship: found in a folder, or downloaded once and kept.
 
 A folder that the environment variable SAFA_DATA names is looked at first; no library is needed to find a file there.
-Everything else is downloaded into the user's cache. No file is used unless its checksum is right.
+Everything else is downloaded into the user's cache (`safa.cache`). No file is used unless its checksum is right.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safa.cache import cache_folder
 from safa.errors import SafaError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _downloaded(name: str, source: Source) -> Path:
                 source.url,
                 known_hash=f"sha256:{source.sha256}",
                 fname=name,
-                path=pooch.os_cache("safa"),
+                path=cache_folder(),
                 downloader=resume_download,
             )
         )

@@ -11,10 +11,12 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safa.tasks.files import data_file
+from safa.cache import cached_arrays
+from safa.tasks.files import FILES, data_file
 from safa.tasks.measures import share_right_side
 from safa.tasks.problem import Problem
 from safa.tasks.tables import as_floats, first_part, min_max, zero_linear
@@ -24,12 +26,16 @@ __all__ = ["load", "loss"]
 _NUMBERS = (0, *range(4, 41))  # all columns but protocol_type, service and flag, and the label at the end
 _SRC_BYTES, _DST_BYTES = 1, 2  # among the numbers
 _MOST_BYTES = 30_000
+_FILE = "kddcup.data_10_percent.gz"
+_PARSER = 1  # to be counted up when other arrays are made of the file
 
 
 def load() -> Problem:
     """The problem: features in [0, 1], label +1 for an attack and -1 for a normal connection."""
-    features, labels = _read(data_file("kddcup.data_10_percent.gz"))
-    train, test = first_part(as_floats(min_max(features)), as_floats(labels))
+    path = data_file(_FILE)
+    parsed = cached_arrays(f"kdd99-{FILES[_FILE].sha256[:16]}-{_PARSER}", lambda: _parsed(path))
+    features, labels = (torch.from_numpy(parsed[name]) for name in ("features", "labels"))
+    train, test = first_part(features, labels)
     return Problem(
         model=lambda: zero_linear(features.shape[1]),
         loss=loss,
@@ -43,6 +49,12 @@ def load() -> Problem:
 def loss(output: Tensor, target: Tensor) -> Tensor:
     """The mean squared hinge loss, max(0, 1 - y y')^2; the output, [n, 1], is brought into the target's shape, [n]."""
     return (1 - target * output.reshape(target.shape)).clamp(min=0).square().mean()
+
+
+def _parsed(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The features, scaled, and the labels, in the precision that models are trained in."""
+    features, labels = _read(path)
+    return {"features": as_floats(min_max(features)).numpy(), "labels": as_floats(labels).numpy()}
 
 
 def _read(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

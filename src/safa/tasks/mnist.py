@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, max_pool2d, nll_loss, relu
 
-from safa.tasks.files import data_file
+from safa.cache import cached_arrays
+from safa.tasks.files import FILES, data_file
 from safa.tasks.measures import accuracy
 from safa.tasks.problem import Data, Problem
 
 __all__ = ["PaperCNN", "load"]
+
+_PARSER = 1  # to be counted up when another array is made of a file
 
 
 class PaperCNN(nn.Module):
@@ -55,9 +58,15 @@ def load() -> Problem:
 
 
 def _part(name: str) -> Data:
-    images = _read_idx(data_file(f"{name}-images-idx3-ubyte.gz"))
-    labels = _read_idx(data_file(f"{name}-labels-idx1-ubyte.gz"))
+    images = _unpacked(f"{name}-images-idx3-ubyte.gz")
+    labels = _unpacked(f"{name}-labels-idx1-ubyte.gz")
     return torch.from_numpy(images.astype(np.float32)).unsqueeze(1), torch.from_numpy(labels.astype(np.int64))
+
+
+def _unpacked(name: str) -> NDArray[np.uint8]:
+    path = data_file(name)
+    key = f"{name.removesuffix('.gz')}-{FILES[name].sha256[:16]}-{_PARSER}"
+    return cached_arrays(key, lambda: {"values": _read_idx(path)})["values"]
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:

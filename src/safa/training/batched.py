@@ -60,14 +60,15 @@ class BatchedTrainer(LocalTrainer):
         device: torch.device,
         memory_mb: float = 1024.0,
         shuffle: bool = False,
-        seed: int = 0,
-        first_client: int = 0,
+        seed: int | Ids = 0,
+        first_client: int | Ids = 0,
         alone: bool = False,
         compile_: bool = False,
     ) -> None:
-        """`first_client` is the number of the client with the first shard, on which shuffling depends.
+        """On `seed` and `first_client`, the number of the client with the first shard, shuffling depends.
 
-        Clients that are trained `alone`, each in a call of its own, are differentiated in the plain way.
+        They may be given for every shard; see `Batches`. Clients that are trained `alone`, each in a call of its own,
+        are differentiated in the plain way. With `compile_`, steps on a GPU are compiled; see `safa.training.graphs`.
         """
         module = problem.start_model(0).to(device)
         self.layout = Layout(module)
@@ -168,7 +169,7 @@ class BatchedTrainer(LocalTrainer):
         """
         places = self._place[work.clients]
         band = next(band for band in self._bands if band.holds(places[:1]).all())
-        gathered = self._batches.shuffle or not work.in_epochs
+        gathered = self._batches.shuffle or not work.in_epochs or self._is_scarce(band)
         if not gathered and band.epoch is not None and work.lr is None and work.correction is None:
             return _affine_group(
                 band.epoch, torch.from_numpy(places - band.first).to(rows.device), rows, work.in_epochs
@@ -195,6 +196,10 @@ class BatchedTrainer(LocalTrainer):
             lambda rows, number: move(map(self._gather, gathering.part(number * most, most))),
             optimiser,
         )
+
+    def _is_scarce(self, band: Band) -> bool:
+        """Whether the mini-batches of a band, a copy of its data, are not to be laid out; affine epochs need them."""
+        return band.most < len(band.lengths) and type(self._kernel).epoch is Kernel.epoch
 
     def _gather(self, batch: tuple[Ids, NDArray[np.float64]]) -> Step:
         """A mini-batch of each of some clients from the pool, by the numbers and the weights of its samples."""

@@ -20,13 +20,21 @@ class Batches:
     """Every client goes through its samples epoch after epoch, in their given order or in a new one each time."""
 
     def __init__(
-        self, shards: Shards, batch_size: int, *, shuffle: bool = False, seed: int = 0, first_client: int = 0
+        self,
+        shards: Shards,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | Ids = 0,
+        first_client: int | Ids = 0,
     ) -> None:
         """With `shuffle`, an order depends on the seed, the client's number, the version trained from and the epoch.
 
-        The first shard is that of the client with the number `first_client`, the next that of the one after it.
+        Shard k is that of the client with the number `first_client` + k. Where clients are those of several runs, seed
+        and `first_client` are arrays with a value for every shard.
         """
-        self._shards, self.shuffle, self._seed, self._first_client = shards, shuffle, seed, first_client
+        self._shards, self.shuffle = shards, shuffle
+        self._seeds, self._first_clients = (np.broadcast_to(given, len(shards)) for given in (seed, first_client))
         self.lengths = np.array([len(shard) for shard in shards], dtype=np.int64)
         self.size = min(batch_size, max(1, int(self.lengths.max(initial=0))))
         """Samples in a mini-batch; never more than anybody has."""
@@ -40,7 +48,8 @@ class Batches:
         shard = self._shards[client]
         if not self.shuffle:
             return shard
-        return stream(self._seed, "shuffle", self._first_client + client, base, epoch).permutation(shard)
+        number = int(self._first_clients[client]) + client
+        return stream(int(self._seeds[client]), "shuffle", number, base, epoch).permutation(shard)
 
     def of(self, client: int, base: int, steps: int) -> Iterator[Ids]:
         """The samples of a client's first mini-batches, so many of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from safa.training.local import LocalTraining
 from safa.training.on_ray import RayTrainer
 from safa.training.optimiser import Optimiser
 from safa.training.serial import SerialTrainer
+from safa.training.stacked import StackedTrainer
 from safa.training.threaded import ThreadsTrainer
 from safa.training.trainer import Trainer
 
 __all__ = [
+    "TrainerOf",
     "find_device",
     "local_training",
     "make_attempt",
@@ -35,8 +38,13 @@ __all__ = [
     "make_shards",
     "make_trainer",
     "own_sizes",
+    "stacked_trainer",
     "trainer_of",
 ]
+
+
+TrainerOf = Callable[[Settings, Problem, Shards, torch.device], Trainer]
+"""Makes the trainer of a run."""
 
 
 def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
@@ -79,6 +87,7 @@ def make_trainer(
     memory_mb: float = 1024.0,
     shuffle: bool = False,
     seed: int = 0,
+    compile_: bool = False,
 ) -> Trainer:
     """The trainer of that name, which is not `auto`."""
     common: dict[str, Any] = {"batch_size": batch_size, "optimiser": optimiser, "device": device}
@@ -89,7 +98,7 @@ def make_trainer(
         return ThreadsTrainer(problem, shards, **common)
     if kind == "ray":
         return RayTrainer(problem, shards, memory_mb=memory_mb, **common)
-    return BatchedTrainer(problem, shards, memory_mb=memory_mb, **common)
+    return BatchedTrainer(problem, shards, memory_mb=memory_mb, compile_=compile_, **common)
 
 
 def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> Trainer:
@@ -104,6 +113,20 @@ def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: tor
         memory_mb=settings.memory_mb,
         shuffle=settings.shuffle,
         seed=settings.seed,
+        compile_=settings.compile,
+    )
+
+
+def stacked_trainer(settings: Settings, problem: Problem) -> StackedTrainer:
+    """A trainer for several runs that have these settings in common, seed and learning rate excepted."""
+    return StackedTrainer(
+        problem,
+        make_optimiser(settings),
+        batch_size=settings.batch_size,
+        device=find_device(settings.device),
+        memory_mb=settings.memory_mb,
+        shuffle=settings.shuffle,
+        compile_=settings.compile,
     )
 
 
@@ -124,6 +147,7 @@ def local_training(
     device: torch.device,
     *,
     own_models: bool,
+    trainer_of: TrainerOf = trainer_of,
 ) -> LocalTraining:
     """The updates of simulated clients, who start from models of their own or from versions of the global model."""
     trainer = trainer_of(settings, problem, shards, device)

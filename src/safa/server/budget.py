@@ -15,7 +15,7 @@ _ROWS_PER_UPDATE = 6  # its start and itself, the same of one that is still bein
 
 @dataclass(frozen=True)
 class Budget:
-    """Shares of `memory_mb`: two thirds for updates, an eighth for entries, a sixteenth for versions, the rest is to train.
+    """Shares of `memory_mb`: two thirds for updates, an eighth for entries, a 16th for versions, the rest to train.
 
     Where clients are few, updates, entries and versions take less, and what they leave is for training, too.
     """

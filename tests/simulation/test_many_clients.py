@@ -57,8 +57,9 @@ class Lottery(Safa):
 
 
 def test_random_numbers_are_drawn_for_a_protocol_that_may_use_them() -> None:
-    server = Server(Lottery([1.0, 1.0, 1.0], fraction=0.5), seed=1, rounds=1)
+    protocol = Lottery([1.0, 1.0, 1.0], fraction=0.5)
+    server = Server(protocol, seed=1, rounds=1)
     drawn = server.draws()
     server.open_round(now=0.0, expected_s=[1.0, 1.0, 1.0])
-    assert np.array_equal(server.protocol.given, drawn)
+    assert np.array_equal(protocol.given, drawn)
     assert not Safa([1.0], fraction=0.5).uses_draws

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,39 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
-__all__ = ["RowTable", "Versions", "give_back_memory", "rows_that_fit"]
+__all__ = ["RowTable", "Versions", "column_blocks", "give_back_memory", "in_double", "rows_that_fit"]
 
 _BLOCK_BYTES = 2**24  # rows are allocated in blocks of about this size
+_CACHE_BYTES = 3 * 2**20  # what a block of columns takes in double precision, so that it stays in a processor's cache
+_COLUMNS = 8192  # blocks of columns are multiples of this, so that there is more to compute than to call
 _NO_END = 2**62
 
 
 def rows_that_fit(like: Tensor, memory_mb: float, *, times: int = 1) -> int:
     """How many rows like this one fit a budget if each takes so many times its size; at least one."""
     return max(1, int(memory_mb * 2**20 / (times * like.numel() * like.element_size())))
+
+
+def column_blocks(count: int, row: Tensor) -> Iterator[slice]:
+    """The columns of so many rows like this one in blocks, each small enough to stay in the cache; on a GPU one block.
+
+    What is computed column by column comes to the same bits, but fewer bytes go to the memory and back.
+    """
+    columns = max(1, _CACHE_BYTES // (8 * _COLUMNS * max(1, count))) * _COLUMNS
+    step = columns if row.device.type == "cpu" else max(1, len(row))
+    return (slice(first, min(first + step, len(row))) for first in range(0, len(row), step))
+
+
+def in_double(rows: Sequence[Tensor], like: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows in double precision where `like` is, block by block [K, n] of columns; each is gone with the next."""
+    blocks = list(column_blocks(len(rows), like))
+    widest = max((block.stop - block.start for block in blocks), default=0)
+    room = torch.empty(len(rows), widest, dtype=torch.float64, device=like.device)
+    for columns in blocks:
+        block = room[:, : columns.stop - columns.start]
+        for into, row in zip(block, rows, strict=True):
+            into.copy_(row[columns])
+        yield columns, block
 
 
 def give_back_memory() -> None:
@@ -58,17 +82,19 @@ class RowTable:
     def put(self, numbers: Ids, rows: Tensor) -> None:
         """The rows of these numbers, which are different ones, := these."""
         if len(numbers):
-            self._know(int(numbers.max()) + 1)
-            places = self._place[numbers]
-            new = np.flatnonzero(places < 0)
-            places[new] = self._new_places(len(new))
-            self._write(places, rows)
-            self._place[numbers] = places
-            self._changed[numbers] = True
+            self._write(self._places_for(numbers), rows)
+
+    def to_fill(self, numbers: Ids) -> list[Tensor]:
+        """The rows of these numbers, which are different ones, where they lie, for the caller to fill."""
+        return self._views(self._places_for(numbers)) if len(numbers) else []
 
     def get(self, numbers: Ids) -> Tensor:
         """A copy of the rows of these numbers, [K, d]; a `KeyError` where there is none."""
         return self._read(self._places_of(numbers))
+
+    def views(self, numbers: Ids) -> list[Tensor]:
+        """The rows of these numbers where they lie, not to be changed; a `KeyError` where there is none."""
+        return self._views(self._places_of(numbers))
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget these rows; a number that has none is ignored."""
@@ -104,6 +130,18 @@ class RowTable:
             self._place = np.append(self._place, np.full(more, -1))
             self._changed = np.append(self._changed, np.zeros(more, dtype=np.bool_))
 
+    def _places_for(self, numbers: Ids) -> Ids:
+        """Where the rows of these numbers are put; they count as changed."""
+        self._know(int(numbers.max()) + 1)
+        places = self._place[numbers]
+        new = np.flatnonzero(places < 0)
+        places[new] = self._new_places(len(new))
+        for block in np.unique(places[new] // self._per_block).tolist():
+            self._block(block)  # if there is no room for it, nothing has changed
+        self._place[numbers] = places
+        self._changed[numbers] = True
+        return places
+
     def _places_of(self, numbers: Ids) -> Ids:
         known = numbers[numbers < len(self._place)]
         if len(known) < len(numbers) or np.any(self._place[known] < 0):
@@ -138,6 +176,10 @@ class RowTable:
             held = self._block(block)
             found[_index(which, found)] = held[_index(offsets, held)].to(found.device)
         return found
+
+    def _views(self, places: Ids) -> list[Tensor]:
+        where = zip(*(part.tolist() for part in np.divmod(places, self._per_block)), strict=True)
+        return [self._block(block)[offset] for block, offset in where]
 
     def _are_in_first(self, places: Ids) -> bool:
         """Whether all of these places are in the first block, as they are where rows are small or few."""

@@ -10,6 +10,8 @@ client would have been sent only if the update starts from the latest model.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,8 +47,10 @@ class Scaffold(RowPerClient):
         change, moved, total = torch.zeros_like(self._sum), torch.zeros_like(self._sum), 0.0
         for part in step.updates:
             self._check(part)
-            change += weighted(self._shares()[part.client], self._replace(part.client, self._controls(part)))
-            moved += weighted(part.weight, part.deltas.double())
+            share = self._shares()[part.client]
+            for columns, difference in self._replace(part.client, partial(_columns_of, self._controls(part))):
+                change[columns].add_(weighted(share, difference))
+                moved[columns].add_(weighted(part.weight, part.deltas_in(columns).double()))
             total += float(part.weight.sum())
         self._sum += change
         return moved / total if total else moved
@@ -61,3 +65,7 @@ class Scaffold(RowPerClient):
     def _check(self, updates: Updates) -> None:
         if np.any(updates.base != self.versions.latest):
             raise SafaError("the aggregator scaffold needs a protocol whose updates all start from the latest model")
+
+
+def _columns_of(rows: Tensor, columns: slice) -> Tensor:
+    return rows[:, columns]

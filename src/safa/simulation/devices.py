@@ -111,7 +111,7 @@ class Devices:
         if len(ready) <= most:
             return ready
         times = self._next_s[ready]
-        return ready[times <= np.partition(times, most)[most]]
+        return np.asarray(ready[times <= np.partition(times, most)[most]], dtype=np.int64)
 
     def _soon_s(self, until_s: float, most: int) -> float:
         """A time by which the server hears of somewhat more than `most` clients, as a sample of them says."""

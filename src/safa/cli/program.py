@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import safa
 from safa.cli import (
     aggregators,
+    bench,
     best,
     bias,
     deploy,
@@ -33,7 +34,9 @@ from safa.errors import SafaError, did_you_mean
 
 __all__ = ["entry", "main"]
 
-_COMMANDS = (run, sweep, best, report, replay, reproduce, bias, deploy, protocols, aggregators, partitions, tasks)
+_COMMANDS = (
+    run, sweep, best, report, replay, reproduce, bias, deploy, bench, protocols, aggregators, partitions, tasks
+)  # fmt: skip
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141
 _STOP_LIMIT_S = 8.0
 """How long a program that was stopped may take to end in the ordinary way."""

@@ -135,7 +135,9 @@ def _in_process(job: Job) -> dict[str, float]:
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}; is the memory enough?"])[-1]
+        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}; is the memory enough?"])[
+            -1
+        ]
         raise SafaError(f"{job.what} of {job.series} could not be measured for {job.size:,}: {last}")
     found: dict[str, float] = json.loads(done.stdout)
     return found

@@ -51,23 +51,21 @@ def test_what_is_measured_is_planned_once_and_by_name() -> None:
     assert plan(["clients", "clients"], quick=True) == plan(["clients"], quick=True)
     assert max(job.size for job in plan(["clients"])) == 1_000_000
     assert max(job.size for job in plan(["model"])) == 100_000_000
-    with pytest.raises(SafaError, match=r"cannot measure 'modle'; did you mean 'model'\?|cannot measure 'modle'"):
+    with pytest.raises(SafaError, match=r"cannot measure 'modle'.*model"):
         plan(["modle"])
 
 
 def test_rounds_are_measured_in_a_process_of_their_own() -> None:
     job = Job("clients", "safa", 50, {"kind": "rounds", "clients": 50, "rounds": 2})
-    point = measure(job, repeats=1)
+    point = measure(job)
     assert point.median > 0
     assert point.peak_mib > 1
     assert point.times_copy is None
 
 
 def test_what_cannot_be_measured_is_said_in_a_sentence() -> None:
-    with pytest.raises(SafaError, match="clients of safa could not be measured for 0: .*clients"):
-        measure(Job("clients", "safa", 0, {"kind": "rounds", "clients": 0, "rounds": 2}), repeats=1)
-    with pytest.raises(SafaError, match="repeats must be at least 1"):
-        measure(Job("clients", "safa", 1), repeats=0)
+    with pytest.raises(SafaError, match=r"clients of safa could not be measured for 0: .*clients"):
+        measure(Job("clients", "safa", 0, {"kind": "rounds", "clients": 0, "rounds": 2}))
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "buffer", "cache", "mifa"])
@@ -90,7 +88,7 @@ def test_a_table_and_plots_are_written(tmp_path: Path) -> None:
 def test_the_command_refuses_nonsense_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "--what", "weather", "--out", str(tmp_path / "new")]) == 2
     assert "cannot measure 'weather'; there are clients, model, updates" in capsys.readouterr().err
-    assert main(["bench", "--quick", "--what", "clients", "--repeats", "0"]) == 2
+    assert main(["bench", "--repeats", "0", "--out", str(tmp_path / "new")]) == 2
     assert "repeats must be at least 1, not 0" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 

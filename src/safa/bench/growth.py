@@ -58,6 +58,7 @@ class Job:
     size: int
     workload: Mapping[str, Any] = field(default_factory=dict)
     """What the process is given (`safa.bench.workloads`)."""
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,31 +94,31 @@ class Fit:
     most: float
 
 
-def plan(what: Iterable[str] = tuple(WHAT), *, quick: bool = False) -> list[Job]:
+def plan(what: Iterable[str] = tuple(WHAT), *, quick: bool = False, repeats: int = 3) -> list[Job]:
     """What is measured, the smallest first; `quick` leaves out the largest sizes and some aggregators."""
+    if repeats < 1:
+        raise SafaError(f"repeats must be at least 1, not {repeats}")
     chosen = list(what)
     for name in chosen:
         if name not in WHAT:
             raise SafaError(f"cannot measure {name!r}{did_you_mean(name, WHAT)}; there are {', '.join(WHAT)}")
     sizes = _QUICK if quick else _FULL
-    return [job for name in dict.fromkeys(chosen) for size in sizes[name] for job in _jobs(name, size, quick)]
+    return [job for name in dict.fromkeys(chosen) for size in sizes[name] for job in _jobs(name, size, quick, repeats)]
 
 
-def _jobs(what: str, size: int, quick: bool) -> Iterator[Job]:
+def _jobs(what: str, size: int, quick: bool, repeats: int) -> Iterator[Job]:
     if what == "clients":
-        yield Job(what, "safa", size, {"kind": "rounds", "clients": size, "rounds": 10 if quick else 50})
+        yield Job(what, "safa", size, {"kind": "rounds", "clients": size, "rounds": 10 if quick else 50}, repeats)
         return
     for aggregator in _QUICK_AGGREGATORS if quick else _AGGREGATORS:
         given = {"kind": "steps", "aggregator": aggregator}
         parameters, updates = (size, _UPDATES) if what == "model" else (_PARAMETERS[quick], size)
-        yield Job(what, aggregator, size, given | {"parameters": parameters, "updates": updates})
+        yield Job(what, aggregator, size, given | {"parameters": parameters, "updates": updates}, repeats)
 
 
-def measure(job: Job, *, repeats: int = 3) -> Point:
-    """Measure one thing so many times, each time in a process of its own."""
-    if repeats < 1:
-        raise SafaError(f"repeats must be at least 1, not {repeats}")
-    found = [_in_process(job) for _ in range(repeats)]
+def measure(job: Job) -> Point:
+    """Measure one thing as often as it says, each time in a process of its own."""
+    found = [_in_process(job) for _ in range(job.repeats)]
     ratios = [one["seconds"] / one["copy_seconds"] for one in found if "copy_seconds" in one]
     return Point(
         job.what,
@@ -135,10 +136,8 @@ def _in_process(job: Job) -> dict[str, float]:
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}; is the memory enough?"])[
-            -1
-        ]
-        raise SafaError(f"{job.what} of {job.series} could not be measured for {job.size:,}: {last}")
+        why = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}; is there enough memory?"]
+        raise SafaError(f"{job.what} of {job.series} could not be measured for {job.size:,}: {why[-1]}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def peak_mib() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-WORKLOADS = {"rounds": measure_rounds, "steps": measure_steps}
+WORKLOADS: dict[str, Callable[..., dict[str, Any]]] = {"rounds": measure_rounds, "steps": measure_steps}
 """What can be measured, by name."""
 
 

@@ -40,11 +40,10 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print, and write."""
-    jobs = plan(arguments.what.split(","), quick=arguments.quick)
     repeats = (2 if arguments.quick else 3) if arguments.repeats is None else arguments.repeats
+    jobs = plan(arguments.what.split(","), quick=arguments.quick, repeats=repeats)
     folder = new_folder(Path(arguments.out), force=False) if arguments.out else None
-    measured = (measure(job, repeats=repeats) for job in jobs)
-    points = list(with_progress(measured, len(jobs), "sizes", quiet=arguments.quiet))
+    points = list(with_progress(map(measure, jobs), len(jobs), "sizes", quiet=arguments.quiet))
     found = fits(points)
     files = write(points, folder) if folder else []
     if arguments.json:

@@ -25,7 +25,7 @@ class Buffer(Aggregator):
             if len(part):
                 change = _weighted_deltas(part)
                 total = change if total is None else total.double().add_(change.double())
-        return model if total is None else model + total.to(model)
+        return model if total is None else total.to(model).add_(model)
 
 
 def _weighted_deltas(updates: Updates) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions, in_double, rows_that_fit
+from safa.aggregation.rows import Blocks, RowTable, Versions, columns_of, rows_that_fit
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -39,6 +40,7 @@ class ModelCache(Aggregator):
         """Begin with w(0) as the entry of every client."""
         super().begin(versions, sizes, memory_mb=memory_mb)
         start, count = versions.model, len(sizes)
+        self._blocks = Blocks(start)
         self._own = RowTable(start, memory_mb=memory_mb)
         self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb, times=8))
         self._size = np.array(sizes, dtype=np.float64)  # n_k
@@ -151,7 +153,7 @@ class ModelCache(Aggregator):
         total = torch.zeros_like(self._sum)
         for part in self._parts(np.arange(len(self._version))):
             weight = self._coefficients(self._weight[part])
-            for columns, entries in in_double(self._entry_views(part), total):
+            for columns, entries in self._blocks.of(self._entry_views(part)):
                 total[columns].add_(weight @ entries)
         return total
 
@@ -173,11 +175,9 @@ class ModelCache(Aggregator):
         for first in range(0, len(clients), self._chunk):
             some = slice(first, first + self._chunk)
             weight = self._coefficients(self._weight[clients[some]])
-            for columns, old in in_double(self._entry_views(clients[some]), self._sum):
-                rows = new[some, columns]
-                self._sum[columns].add_(weight @ torch.sub(rows.double(), old, out=old))
-                for row, values in zip(into[some], rows, strict=False):
-                    row[columns].copy_(values)
+            old, rows = self._entry_views(clients[some]), new[some]
+            for columns, change in self._blocks.changes(old, partial(columns_of, rows), into[some]):
+                self._sum[columns].add_(weight @ change)
 
     def _weigh(self, updates: Updates) -> None:
         """The coefficients of entries whose updates were picked := their weights, for clients that are there."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions, in_double
+from safa.aggregation.rows import Blocks, RowTable, Versions
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
@@ -44,6 +44,7 @@ class RowPerClient(Aggregator):
         super().begin(versions, sizes, memory_mb=memory_mb)
         self._size = sizes.astype(np.float64)  # n_k; astype makes a copy
         self._active = np.ones(len(sizes), dtype=np.bool_)
+        self._blocks = Blocks(versions.model)
         self._table = RowTable(versions.model, memory_mb=memory_mb)
         self._has_row = np.zeros(len(sizes), dtype=np.bool_)
         self._sum = torch.zeros_like(versions.model, dtype=torch.float64)  # of n_k times the row, of who is present
@@ -70,7 +71,7 @@ class RowPerClient(Aggregator):
         direction = self._direction(step)
         model = self.versions.model
         moved = torch.empty_like(model)
-        for columns, row in in_double([model], model):
+        for columns, row in self._blocks.of([model]):
             moved[columns].copy_(row[0] + self.server_step * direction[columns])
         return moved
 
@@ -105,11 +106,7 @@ class RowPerClient(Aggregator):
         old = self._views_of(clients)
         into = self._table.to_fill(clients)
         self._has_row[clients] = True
-        for columns, before in in_double(old, self._sum):
-            rows = new(columns)
-            yield columns, torch.sub(rows.double(), before, out=before)
-            for row, values in zip(into, rows, strict=True):
-                row[columns].copy_(values)
+        return self._blocks.changes(old, new, into)
 
     def _views_of(self, clients: Ids) -> list[Tensor]:
         """The rows of these clients where they lie, not to be changed; zero for one that has none."""
@@ -122,7 +119,7 @@ class RowPerClient(Aggregator):
         total = torch.zeros_like(self._sum)
         for first in range(0, len(clients), self._chunk):
             some = clients[first : first + self._chunk]
-            for columns, rows in in_double(self._table.views(some), total):
+            for columns, rows in self._blocks.of(self._table.views(some)):
                 total[columns].add_(weighted(weight[some], rows))
         return total
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
-__all__ = ["RowTable", "Versions", "column_blocks", "give_back_memory", "in_double", "rows_that_fit"]
+__all__ = ["Blocks", "RowTable", "Versions", "column_blocks", "columns_of", "give_back_memory", "rows_that_fit"]
 
 _BLOCK_BYTES = 2**24  # rows are allocated in blocks of about this size
 _CACHE_BYTES = 3 * 2**20  # what a block of columns takes in double precision, so that it stays in a processor's cache
@@ -38,16 +39,50 @@ def column_blocks(count: int, row: Tensor) -> Iterator[slice]:
     return (slice(first, min(first + step, len(row))) for first in range(0, len(row), step))
 
 
-def in_double(rows: Sequence[Tensor], like: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows in double precision where `like` is, block by block [K, n] of columns; each is gone with the next."""
-    blocks = list(column_blocks(len(rows), like))
-    widest = max((block.stop - block.start for block in blocks), default=0)
-    room = torch.empty(len(rows), widest, dtype=torch.float64, device=like.device)
-    for columns in blocks:
-        block = room[:, : columns.stop - columns.start]
-        for into, row in zip(block, rows, strict=True):
-            into.copy_(row[columns])
-        yield columns, block
+def columns_of(rows: Tensor, columns: slice) -> Tensor:
+    """Some columns of rows [K, d]."""
+    return rows[:, columns]
+
+
+class Blocks:
+    """Rows in double precision, a block of columns [K, n] at a time, in room that is used again and again.
+
+    On a GPU the room is given back, since a block is all columns there, and its allocator is fast.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        """Where the row `like` is, and as wide."""
+        self._like = like.new_empty(1).expand(like.numel())
+        self._rooms: dict[str, Tensor] = {}
+
+    def of(self, rows: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of these rows, with the columns of each; a block is gone when the next is asked for."""
+        for columns in column_blocks(len(rows), self._like):
+            block = self._room("old", len(rows), columns)
+            for place, row in zip(block, rows, strict=True):
+                place.copy_(row[columns])
+            yield columns, block
+
+    def changes(
+        self, old: Sequence[Tensor], new: Callable[[slice], Tensor], into: Sequence[Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of `new` less `old`, as `of`; the columns of `new` are written into these rows, if there are any."""
+        for columns in column_blocks(len(old), self._like):
+            rows, before, after = new(columns), *(self._room(name, len(old), columns) for name in ("old", "new"))
+            after.copy_(rows)
+            for place, row, values, target in zip(before, old, rows, into or repeat(None), strict=False):
+                place.copy_(row[columns])
+                if target is not None:
+                    target[columns].copy_(values)
+            yield columns, after.sub_(before)
+
+    def _room(self, name: str, count: int, columns: slice) -> Tensor:
+        size = count * (columns.stop - columns.start)
+        if self._like.device.type != "cpu":
+            return torch.empty(count, size // max(1, count), dtype=torch.float64, device=self._like.device)
+        if name not in self._rooms or len(self._rooms[name]) < size:
+            self._rooms[name] = torch.empty(size, dtype=torch.float64)
+        return self._rooms[name][:size].view(count, -1)
 
 
 def give_back_memory() -> None:

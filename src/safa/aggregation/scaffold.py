@@ -18,6 +18,7 @@ from torch import Tensor
 
 from safa.aggregation.aggregator import Step, Updates
 from safa.aggregation.row_per_client import RowPerClient, weighted
+from safa.aggregation.rows import columns_of
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -48,7 +49,7 @@ class Scaffold(RowPerClient):
         for part in step.updates:
             self._check(part)
             share = self._shares()[part.client]
-            for columns, difference in self._replace(part.client, partial(_columns_of, self._controls(part))):
+            for columns, difference in self._replace(part.client, partial(columns_of, self._controls(part))):
                 change[columns].add_(weighted(share, difference))
                 moved[columns].add_(weighted(part.weight, part.deltas_in(columns).double()))
             total += float(part.weight.sum())
@@ -65,7 +66,3 @@ class Scaffold(RowPerClient):
     def _check(self, updates: Updates) -> None:
         if np.any(updates.base != self.versions.latest):
             raise SafaError("the aggregator scaffold needs a protocol whose updates all start from the latest model")
-
-
-def _columns_of(rows: Tensor, columns: slice) -> Tensor:
-    return rows[:, columns]

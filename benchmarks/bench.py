@@ -55,15 +55,17 @@ def ratio(work: Work, beside: Work, repeats: int = 7) -> float:
 # -- trainers --------------------------------------------------------------------------------------------------------
 
 
-def training(problem: Problem, shards: list[np.ndarray], batch_size: int) -> float:
-    """An epoch of all clients by the batched trainer, beside the plain loop."""
+def training(problem: Problem, shards: list[np.ndarray], batch_size: int, epochs: int = 1) -> float:
+    """Epochs of all clients by the batched trainer, beside the plain loop."""
     how = {"batch_size": batch_size, "optimiser": Optimiser(lr=1e-3), "device": torch.device("cpu")}
     batched, serial = (make_trainer(kind, problem, shards, **how) for kind in ("batched", "serial"))  # type: ignore[arg-type]
     module, everybody = problem.start_model(0), np.arange(len(shards))
     row = batched.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
     start = row.expand(len(shards), -1)
     return ratio(
-        lambda: batched.train(everybody, start, epochs=1), lambda: serial.train(everybody, start, epochs=1), repeats=5
+        lambda: batched.train(everybody, start, epochs=epochs),
+        lambda: serial.train(everybody, start, epochs=epochs),
+        repeats=5,
     )
 
 
@@ -71,7 +73,7 @@ def boston() -> float:
     """Five clients, 5 samples at a time."""
     problem = find_task("boston").load()
     shards = [np.asarray(part) for part in np.array_split(np.arange(len(problem.train[1])), 5)]
-    return training(problem, shards, 5)
+    return training(problem, shards, 5, epochs=20)
 
 
 def svm() -> float:
@@ -81,7 +83,7 @@ def svm() -> float:
     problem = Problem(
         model=lambda: zero_linear(35), loss=kdd99.loss, train=data, test=data, kernel="linear_squared_hinge"
     )
-    return training(problem, list(np.arange(37_000).reshape(100, 370)), 100)
+    return training(problem, list(np.arange(37_000).reshape(100, 370)), 100, epochs=5)
 
 
 def cnn() -> float:

@@ -34,9 +34,8 @@ format: $(READY) ## put the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## how fast it is: simulation by size of the fleet, training by trainer
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/learning.py --runs
+bench: $(READY) ## whether something has become slower than benchmarks/baseline.json says, as ratios (two minutes)
+	$(BIN)/python benchmarks/bench.py
 
 REPRODUCTION := runs/reproduction
 reproduction: $(READY) ## Tasks 1 and 3 of the paper (half an hour), then docs/reproduction.md of all that is in runs/reproduction

@@ -267,3 +267,15 @@ def test_the_sweep_of_the_docs_answers(
     assert "is first to accuracy=0.5,held=2: after" in said
     exec(reading, {})
     assert capsys.readouterr().out.endswith("6 runs\n")
+
+
+def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    script = {"__name__": "tables", "__file__": str(ROOT / "docs/performance_tables.py")}
+    exec((ROOT / "docs/performance_tables.py").read_text(encoding="utf-8"), script)
+    assert script["with_tables"](page) == page  # type: ignore[operator]
+    (example,) = blocks("docs/performance.md")
+    exec(example, {})
+    assert len(capsys.readouterr().out.split()) == 3

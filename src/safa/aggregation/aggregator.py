@@ -53,6 +53,10 @@ class Updates:
         """What the clients' training changed, [K, d]."""
         return self.rows - self.start
 
+    def deltas_in(self, columns: slice) -> Tensor:
+        """Some columns of `deltas`."""
+        return self.rows[:, columns] - self.start[:, columns]
+
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Updates:
         """Some of these updates, by a mask or by their places in rising order."""
         places = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen

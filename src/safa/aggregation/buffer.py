@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from safa.aggregation.aggregator import Aggregator, Step
-from safa.aggregation.sums import weighted_sum
+from safa.aggregation.aggregator import Aggregator, Step, Updates
+from safa.aggregation.rows import column_blocks
 from safa.protocol.records import Rule
 
 __all__ = ["Buffer"]
@@ -19,6 +20,16 @@ class Buffer(Aggregator):
 
     def step(self, step: Step) -> Tensor:
         """The next global model; with no updates, the one before it."""
-        model = self.versions.model
-        found = weighted_sum((part.weight, part.deltas) for part in step.updates)
-        return model if found is None else model + found[0].to(model)
+        model, total = self.versions.model, None
+        for part in step.updates:
+            if len(part):
+                change = _weighted_deltas(part)
+                total = change if total is None else total.double().add_(change.double())
+        return model if total is None else total.to(model).add_(model)
+
+
+def _weighted_deltas(updates: Updates) -> Tensor:
+    """The weighted sum of what training changed, in the precision of the updates."""
+    weight = torch.from_numpy(updates.weight).to(updates.rows)
+    blocks = column_blocks(len(updates), updates.rows[0])
+    return torch.cat([weight @ updates.deltas_in(columns) for columns in blocks])

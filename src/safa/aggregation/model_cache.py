@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions, rows_that_fit
+from safa.aggregation.rows import Blocks, RowTable, Versions, columns_of, rows_that_fit
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -39,6 +40,7 @@ class ModelCache(Aggregator):
         """Begin with w(0) as the entry of every client."""
         super().begin(versions, sizes, memory_mb=memory_mb)
         start, count = versions.model, len(sizes)
+        self._blocks = Blocks(start)
         self._own = RowTable(start, memory_mb=memory_mb)
         self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb))
         self._size = np.array(sizes, dtype=np.float64)  # n_k
@@ -62,8 +64,7 @@ class ModelCache(Aggregator):
         """Entries of these clients := these updates."""
         updates = _last_of_each(updates)
         if len(updates):
-            self._move_sum(updates.client, updates.rows)
-            self._own.put(updates.client, updates.rows)
+            self._exchange(updates.client, updates.rows, self._own.to_fill(updates.client))
             self._version[updates.client] = -1
             self._weigh(updates)
 
@@ -79,6 +80,13 @@ class ModelCache(Aggregator):
         rows[torch.from_numpy(own).to(rows.device)] = self._own.get(clients[own])
         rows[torch.from_numpy(shared).to(rows.device)] = self.versions.rows(version[shared])
         return rows
+
+    def _entry_views(self, clients: Ids) -> list[Tensor]:
+        """The entries of these clients where they lie, not to be changed."""
+        version = self._version[clients]
+        own, shared = iter(self._own.views(clients[version < 0])), np.unique(version[version >= 0])
+        models = {number: self.versions[number] for number in shared.tolist()}
+        return [next(own) if number < 0 else models[number] for number in version.tolist()]
 
     def references(self) -> set[int]:
         """The versions that entries refer to."""
@@ -144,7 +152,9 @@ class ModelCache(Aggregator):
         """The sum over all entries, from scratch."""
         total = torch.zeros_like(self._sum)
         for part in self._parts(np.arange(len(self._version))):
-            total += self._coefficients(self._weight[part]) @ self.entries(part).double()
+            weight = self._coefficients(self._weight[part])
+            for columns, entries in self._blocks.of(self._entry_views(part)):
+                total[columns].add_(weight @ entries)
         return total
 
     def _coefficients(self, weight: NDArray[np.float64]) -> Tensor:
@@ -156,16 +166,18 @@ class ModelCache(Aggregator):
     def _refer(self, clients: Ids, version: int) -> None:
         """Entries of these clients := a global model."""
         if len(clients):
-            self._move_sum(clients, self.versions[version].expand(len(clients), -1))
+            self._exchange(clients, self.versions[version].expand(len(clients), -1), [])
             self._version[clients] = version
             self._own.drop(clients)
 
-    def _move_sum(self, clients: Ids, new: Tensor) -> None:
-        """Exchange the entries of these clients for new ones in the sum."""
-        for number, part in enumerate(self._parts(clients)):
-            first = number * self._chunk
-            change = new[first : first + len(part)].double() - self.entries(part).double()
-            self._sum += self._coefficients(self._weight[part]) @ change
+    def _exchange(self, clients: Ids, new: Tensor, into: list[Tensor]) -> None:
+        """Exchange the entries of these clients for new ones in the sum, and write those into these rows, if any."""
+        for first in range(0, len(clients), self._chunk):
+            some = slice(first, first + self._chunk)
+            weight = self._coefficients(self._weight[clients[some]])
+            old, rows = self._entry_views(clients[some]), new[some]
+            for columns, change in self._blocks.changes(old, partial(columns_of, rows), into[some]):
+                self._sum[columns].add_(weight @ change)
 
     def _weigh(self, updates: Updates) -> None:
         """The coefficients of entries whose updates were picked := their weights, for clients that are there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import RowTable, Versions
+from safa.aggregation.rows import Blocks, RowTable, Versions
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
@@ -44,6 +44,7 @@ class RowPerClient(Aggregator):
         super().begin(versions, sizes, memory_mb=memory_mb)
         self._size = sizes.astype(np.float64)  # n_k; astype makes a copy
         self._active = np.ones(len(sizes), dtype=np.bool_)
+        self._blocks = Blocks(versions.model)
         self._table = RowTable(versions.model, memory_mb=memory_mb)
         self._has_row = np.zeros(len(sizes), dtype=np.bool_)
         self._sum = torch.zeros_like(versions.model, dtype=torch.float64)  # of n_k times the row, of who is present
@@ -69,7 +70,10 @@ class RowPerClient(Aggregator):
             self._sum = self.exact_sum()
         direction = self._direction(step)
         model = self.versions.model
-        return (model.double() + self.server_step * direction).to(model.dtype)
+        moved = torch.empty_like(model)
+        for columns, row in self._blocks.of([model]):
+            moved[columns].copy_(row[0] + self.server_step * direction[columns])
+        return moved
 
     @abstractmethod
     def _direction(self, step: Step) -> Tensor:
@@ -94,19 +98,29 @@ class RowPerClient(Aggregator):
         total = float(self._shares().sum())
         return self._sum / total if total else torch.zeros_like(self._sum)
 
-    def _replace(self, clients: Ids, rows: Tensor) -> Tensor:
-        """The rows of these clients, each named once, := these; by how much each has changed, in double precision."""
-        change = rows.double() - self._rows_of(clients).double()
-        self._table.put(clients, rows)
+    def _replace(self, clients: Ids, new: Callable[[slice], Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """The rows of these clients, each named once, := what `new` gives of them, a block of columns at a time.
+
+        By how much each has changed, in double precision, block by block; the caller goes through all of them.
+        """
+        old = self._views_of(clients)
+        into = self._table.to_fill(clients)
         self._has_row[clients] = True
-        return change
+        return self._blocks.changes(old, new, into)
+
+    def _views_of(self, clients: Ids) -> list[Tensor]:
+        """The rows of these clients where they lie, not to be changed; zero for one that has none."""
+        known = self._has_row[clients]
+        own, zero = iter(self._table.views(clients[known])), self._sum.new_zeros(1).expand(len(self._sum))
+        return [next(own) if there else zero for there in known.tolist()]
 
     def _sum_of(self, clients: Ids, weight: NDArray[np.float64]) -> Tensor:
         """The weighted sum of the rows of these clients, all of which have one; `weight` is by client."""
         total = torch.zeros_like(self._sum)
         for first in range(0, len(clients), self._chunk):
             some = clients[first : first + self._chunk]
-            total += weighted(weight[some], self._table.get(some).double())
+            for columns, rows in self._blocks.of(self._table.views(some)):
+                total[columns].add_(weighted(weight[some], rows))
         return total
 
     def _shares(self) -> NDArray[np.float64]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,73 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
-__all__ = ["RowTable", "Versions", "give_back_memory", "rows_that_fit"]
+__all__ = ["Blocks", "RowTable", "Versions", "column_blocks", "columns_of", "give_back_memory", "rows_that_fit"]
 
 _BLOCK_BYTES = 2**24  # rows are allocated in blocks of about this size
+_CACHE_BYTES = 3 * 2**20  # what a block of columns takes in double precision, so that it stays in a processor's cache
+_COLUMNS = 8192  # blocks of columns are multiples of this, so that there is more to compute than to call
 _NO_END = 2**62
 
 
 def rows_that_fit(like: Tensor, memory_mb: float, *, times: int = 1) -> int:
     """How many rows like this one fit a budget if each takes so many times its size; at least one."""
     return max(1, int(memory_mb * 2**20 / (times * like.numel() * like.element_size())))
+
+
+def column_blocks(count: int, row: Tensor) -> Iterator[slice]:
+    """The columns of so many rows like this one in blocks, each small enough to stay in the cache; on a GPU one block.
+
+    What is computed column by column comes to the same bits, but fewer bytes go to the memory and back.
+    """
+    columns = max(1, _CACHE_BYTES // (8 * _COLUMNS * max(1, count))) * _COLUMNS
+    step = columns if row.device.type == "cpu" else max(1, len(row))
+    return (slice(first, min(first + step, len(row))) for first in range(0, len(row), step))
+
+
+def columns_of(rows: Tensor, columns: slice) -> Tensor:
+    """Some columns of rows [K, d]."""
+    return rows[:, columns]
+
+
+class Blocks:
+    """Rows in double precision, a block of columns [K, n] at a time, in room that is used again and again.
+
+    On a GPU the room is given back, since a block is all columns there, and its allocator is fast.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        """Where the row `like` is, and as wide."""
+        self._like = like.new_empty(1).expand(like.numel())
+        self._rooms: dict[str, Tensor] = {}
+
+    def of(self, rows: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of these rows, with the columns of each; a block is gone when the next is asked for."""
+        for columns in column_blocks(len(rows), self._like):
+            block = self._room("old", len(rows), columns)
+            for place, row in zip(block, rows, strict=True):
+                place.copy_(row[columns])
+            yield columns, block
+
+    def changes(
+        self, old: Sequence[Tensor], new: Callable[[slice], Tensor], into: Sequence[Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of `new` less `old`, as `of`; the columns of `new` are written into these rows, if there are any."""
+        for columns in column_blocks(len(old), self._like):
+            rows, before, after = new(columns), *(self._room(name, len(old), columns) for name in ("old", "new"))
+            after.copy_(rows)
+            for place, row, values, target in zip(before, old, rows, into or repeat(None), strict=False):
+                place.copy_(row[columns])
+                if target is not None:
+                    target[columns].copy_(values)
+            yield columns, after.sub_(before)
+
+    def _room(self, name: str, count: int, columns: slice) -> Tensor:
+        size = count * (columns.stop - columns.start)
+        if self._like.device.type != "cpu":
+            return torch.empty(count, size // max(1, count), dtype=torch.float64, device=self._like.device)
+        if name not in self._rooms or len(self._rooms[name]) < size:
+            self._rooms[name] = torch.empty(size, dtype=torch.float64)
+        return self._rooms[name][:size].view(count, -1)
 
 
 def give_back_memory() -> None:
@@ -58,17 +117,19 @@ class RowTable:
     def put(self, numbers: Ids, rows: Tensor) -> None:
         """The rows of these numbers, which are different ones, := these."""
         if len(numbers):
-            self._know(int(numbers.max()) + 1)
-            places = self._place[numbers]
-            new = np.flatnonzero(places < 0)
-            places[new] = self._new_places(len(new))
-            self._write(places, rows)
-            self._place[numbers] = places
-            self._changed[numbers] = True
+            self._write(self._places_for(numbers), rows)
+
+    def to_fill(self, numbers: Ids) -> list[Tensor]:
+        """The rows of these numbers, which are different ones, where they lie, for the caller to fill."""
+        return self._views(self._places_for(numbers)) if len(numbers) else []
 
     def get(self, numbers: Ids) -> Tensor:
         """A copy of the rows of these numbers, [K, d]; a `KeyError` where there is none."""
         return self._read(self._places_of(numbers))
+
+    def views(self, numbers: Ids) -> list[Tensor]:
+        """The rows of these numbers where they lie, not to be changed; a `KeyError` where there is none."""
+        return self._views(self._places_of(numbers))
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget these rows; a number that has none is ignored."""
@@ -104,6 +165,18 @@ class RowTable:
             self._place = np.append(self._place, np.full(more, -1))
             self._changed = np.append(self._changed, np.zeros(more, dtype=np.bool_))
 
+    def _places_for(self, numbers: Ids) -> Ids:
+        """Where the rows of these numbers are put; they count as changed."""
+        self._know(int(numbers.max()) + 1)
+        places = self._place[numbers]
+        new = np.flatnonzero(places < 0)
+        places[new] = self._new_places(len(new))
+        for block in np.unique(places[new] // self._per_block).tolist():
+            self._block(block)  # if there is no room for it, nothing has changed
+        self._place[numbers] = places
+        self._changed[numbers] = True
+        return places
+
     def _places_of(self, numbers: Ids) -> Ids:
         known = numbers[numbers < len(self._place)]
         if len(known) < len(numbers) or np.any(self._place[known] < 0):
@@ -138,6 +211,10 @@ class RowTable:
             held = self._block(block)
             found[_index(which, found)] = held[_index(offsets, held)].to(found.device)
         return found
+
+    def _views(self, places: Ids) -> list[Tensor]:
+        where = zip(*(part.tolist() for part in np.divmod(places, self._per_block)), strict=True)
+        return [self._block(block)[offset] for block, offset in where]
 
     def _are_in_first(self, places: Ids) -> bool:
         """Whether all of these places are in the first block, as they are where rows are small or few."""

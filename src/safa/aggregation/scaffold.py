@@ -10,12 +10,15 @@ client would have been sent only if the update starts from the latest model.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from safa.aggregation.aggregator import Step, Updates
 from safa.aggregation.row_per_client import RowPerClient, weighted
+from safa.aggregation.rows import columns_of
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -45,8 +48,10 @@ class Scaffold(RowPerClient):
         change, moved, total = torch.zeros_like(self._sum), torch.zeros_like(self._sum), 0.0
         for part in step.updates:
             self._check(part)
-            change += weighted(self._shares()[part.client], self._replace(part.client, self._controls(part)))
-            moved += weighted(part.weight, part.deltas.double())
+            share = self._shares()[part.client]
+            for columns, difference in self._replace(part.client, partial(columns_of, self._controls(part))):
+                change[columns].add_(weighted(share, difference))
+                moved[columns].add_(weighted(part.weight, part.deltas_in(columns).double()))
             total += float(part.weight.sum())
         self._sum += change
         return moved / total if total else moved

@@ -30,9 +30,10 @@ class UpdateCache(RowPerClient):
 
     def keep(self, updates: Updates) -> None:
         """Entries of these clients := what their training changed."""
+        shares = self._shares()
         for some in each_client_once(updates):
-            change = self._replace(some.client, some.deltas)
-            self._sum += weighted(self._shares()[some.client], change)
+            for columns, change in self._replace(some.client, some.deltas_in):
+                self._sum[columns].add_(weighted(shares[some.client], change))
 
     def entries(self, clients: Ids) -> Tensor:
         """The deltas of these clients; zero for one that has sent nothing."""
@@ -67,14 +68,14 @@ class FedVarp(UpdateCache):
 
     def _direction(self, step: Step) -> Tensor:
         correction, replaced = torch.zeros_like(self._sum), torch.zeros_like(self._sum)
-        total = 0.0
+        total, shares = 0.0, self._shares()
         for part in step.updates:
             for some in each_client_once(part):
-                change = self._replace(some.client, some.deltas)
-                share = self._shares()[some.client]
-                correction += weighted(some.weight * some.picked, change)
-                replaced += weighted(share * some.picked, change)
-                self._sum += weighted(share * ~some.picked, change)
+                share = shares[some.client]
+                for columns, change in self._replace(some.client, some.deltas_in):
+                    correction[columns].add_(weighted(some.weight * some.picked, change))
+                    replaced[columns].add_(weighted(share * some.picked, change))
+                    self._sum[columns].add_(weighted(share * ~some.picked, change))
                 total += float(some.weight[some.picked].sum())
         direction = (correction / total if total else correction) + self._mean()
         self._sum += replaced

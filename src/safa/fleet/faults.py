@@ -64,17 +64,17 @@ class Faults:
         left_s: NDArray[np.float64],
         *,
         round_number: int,
-        ordinal: NDArray[np.int64],
+        ordinal: NDArray[np.int32],
     ) -> NDArray[np.float64]:
         """When these stretches are cut short (inf: not at all), given when they begin and how long they are."""
         cut_s = np.full(len(clients), np.inf)
-        for nth in np.unique(ordinal):
-            crashed, point = self.draw(round_number, int(nth))
-            hit = (ordinal == nth) & crashed[clients]
-            cut_s[hit] = begin_s[hit] + point[clients[hit]] * left_s[hit]
+        for nth in _distinct(ordinal):
+            crashed, point = self.draw(round_number, nth)
+            hit = np.flatnonzero((ordinal == nth) & crashed[clients])
+            cut_s[hit] = _inside(begin_s[hit] + point[clients[hit]] * left_s[hit], begin_s[hit], left_s[hit])
         if self.has_trace:
-            cut_s = np.minimum(cut_s, self._offline_s(clients, begin_s))
-        return np.where(cut_s < begin_s + left_s, cut_s, np.inf)
+            cut_s = _inside(np.minimum(cut_s, self._offline_s(clients, begin_s)), begin_s, left_s)
+        return cut_s
 
     def _offline_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """When each client, online or not at that time, is next offline: at once if it is not online."""
@@ -96,6 +96,19 @@ class Faults:
         place = np.searchsorted(self._starts, clients * self._span + np.minimum(at_s, self._span), side="right") - 1
         own = (place >= 0) & (self._trace[place, 0] == clients)
         return np.where(own, self._trace[place, 2], -np.inf)
+
+
+def _inside(
+    cut_s: NDArray[np.float64], begin_s: NDArray[np.float64], left_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """These times, inf for one that is not before the end of its stretch."""
+    return np.where(cut_s < begin_s + left_s, cut_s, np.inf)
+
+
+def _distinct(numbers: NDArray[np.int32]) -> list[int]:
+    """The different ones of these numbers, which are all the same as a rule."""
+    same = len(numbers) > 0 and bool(np.all(numbers == numbers[0]))
+    return [int(numbers[0])] if same else np.unique(numbers).tolist()
 
 
 def _checked_rates(crash_rate: ArrayLike, clients: int) -> NDArray[np.float64]:

@@ -30,6 +30,7 @@ Settlement = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int64]]
 """For every good update of a round: its verdict, its weight, and the version that it goes into."""
 
 
+_AT_A_TIME = 1000  # events that are taken notice of at once, where a round wants fewer updates
 _AGGREGATORS = {Rule.CACHE: "cache", Rule.AVERAGE: "mean", Rule.DELTA: "buffer", Rule.OWN: "own"}
 
 
@@ -200,21 +201,25 @@ class Protocol(ABC):
         self.is_open = True
         self.now = self.opened_s = now
         dispatch = self._invite(drawn, estimates)
-        at_work = np.concatenate([dispatch.sync, dispatch.resume])
         self.versions[dispatch.sync] = self.version
-        self._begin(np.concatenate([dispatch.sync, dispatch.resume[~self._under_way[dispatch.resume]]]))
-        self._under_way[:] = False
-        self._under_way[at_work] = True
-        for array in (self._expected, self._awaited, self._committed):
-            array[:] = False
-        self._expected[at_work] = True
-        self._awaited[at_work] = True
-        self._waiting_for = len(at_work)
-        versions = self.versions[at_work]
+        idle = np.flatnonzero(~self._under_way[dispatch.resume])
+        self._begin(np.concatenate([dispatch.sync, dispatch.resume[idle]]))
+        self._set_to_work(dispatch)
+        versions = np.concatenate([self.versions[dispatch.sync], self.versions[dispatch.resume]])
         self._opening = dispatch, float(np.var(versions)) if len(versions) else 0.0
-        self._sent = [(dispatch.sync, self.versions[dispatch.sync].astype(np.int64))]
+        self._sent = [(dispatch.sync, np.full(len(dispatch.sync), self.version, dtype=np.int64))]
         self._log = []
         return dispatch
+
+    def _set_to_work(self, dispatch: Dispatch) -> None:
+        """Wait for everybody who is at work in the round that opens."""
+        self._committed[:] = False
+        self._expected[:] = False
+        self._expected[dispatch.sync] = True
+        self._expected[dispatch.resume] = True
+        self._awaited[:] = self._expected
+        self._under_way[:] = self._expected
+        self._waiting_for = len(dispatch.sync) + len(dispatch.resume)
 
     def _begin(self, clients: Ids) -> None:
         """These clients begin an attempt: ask for its work."""
@@ -236,6 +241,11 @@ class Protocol(ABC):
     def deadline(self) -> float:
         """When the open round must be closed at the latest (T_lim)."""
         return self.opened_s + self.round_limit_s
+
+    @property
+    def uses_draws(self) -> bool:
+        """Whether it makes anything of the random numbers that `open_round` is given."""
+        return True
 
     @property
     def waiting_for(self) -> int:
@@ -266,8 +276,10 @@ class Protocol(ABC):
         refusals: list[NDArray[np.int8]] = []
         sync: list[Ids] = []
         rest = events[: int(np.searchsorted(events.at_s, self.deadline, side="right"))]
+        most = max(self.quota, _AT_A_TIME)
         while len(rest) and (late or not self.done):
-            refusal, answered = self._receive_run(rest[: _first_repetition(rest.client)], late)
+            some = rest[:most]
+            refusal, answered = self._receive_run(some[: self._first_repetition(some.client)], late)
             refusals.append(refusal)
             sync.append(answered)
             rest = rest[len(refusal) :]
@@ -300,21 +312,48 @@ class Protocol(ABC):
 
     def _asked_of(self, clients: Ids) -> NDArray[np.float64]:
         """The share of its work that each client was asked for; 1 for a stranger."""
+        if not self.asks_for_parts:
+            return np.ones(len(clients))
         known = (clients >= 0) & (clients < self.clients)
         shares = np.ones(len(clients))
         shares[known] = self.work[clients[known]]
         return shares
 
+    def _knows(self, clients: Ids) -> bool:
+        """Whether clients of all these numbers have enrolled."""
+        return len(clients) > 0 and bool(clients.min() >= 0 and clients.max() < self.clients)
+
+    def _first_repetition(self, clients: Ids) -> int:
+        """How many clients come before the first one that occurs a second time."""
+        if self._knows(clients):
+            place, own = np.empty(self.clients, dtype=np.int64), np.arange(len(clients))
+            place[clients] = own
+            if np.array_equal(place[clients], own):
+                return len(clients)
+        order = np.argsort(clients, kind="stable")
+        again = order[1:][clients[order[1:]] == clients[order[:-1]]]
+        return int(again.min()) if len(again) else len(clients)
+
     def _judge(self, events: Events, late: bool) -> NDArray[np.int8]:
         """For every event, whether it can be taken; the first reason that applies is given."""
+        refusal = np.zeros(len(events), dtype=np.int8)
+        left = np.arange(len(events))
+        if self._knows(events.client) and not (late and not self.has_bypass):
+            client = events.client
+            own = events.base == self.versions[client]
+            left = np.flatnonzero(~(self.active[client] & self._expected[client] & own) | events.lost)
+        if len(left):  # nothing is wrong with any of the others, and as a rule there are no more
+            refusal[left] = self._refusal(events[left], late)
+        return refusal
+
+    def _refusal(self, events: Events, late: bool) -> NDArray[np.int8]:
+        """`_judge` for events of which it is not plain that they can be taken."""
         known = (events.client >= 0) & (events.client < self.clients)
         client = np.where(known, events.client, 0)
         if not self.clients:
             return np.full(len(events), Refusal.UNKNOWN_CLIENT, dtype=np.int8)
         own = events.base == self.versions[client]
         too_late = late and not self.has_bypass
-        if not too_late and np.all(known & self.active[client] & self._expected[client] & own & ~events.lost):
-            return np.zeros(len(events), dtype=np.int8)  # nothing is wrong with any of them, as a rule
         reasons = [
             (~known, Refusal.UNKNOWN_CLIENT),
             (~self.active[client], Refusal.RETIRED_CLIENT),
@@ -371,7 +410,7 @@ class Protocol(ABC):
         quota = self.quota
         ended_by = self._ended_by()
         events, refusal, late, work = self._arrivals()
-        taken = refusal == Refusal.NONE
+        taken = np.flatnonzero(refusal == Refusal.NONE)
         verdict = np.full(len(events), Verdict.REFUSED, dtype=np.int8)
         weight = np.zeros(len(events))
         into = np.full(len(events), -1, dtype=np.int64)
@@ -429,7 +468,7 @@ class Protocol(ABC):
         refusal = np.concatenate([np.empty(0, np.int8), *(refusal for _, refusal, _, _ in self._log)])
         late = np.concatenate([np.empty(0, np.bool_), *(late for _, _, late, _ in self._log)])
         work = np.concatenate([np.empty(0), *(work for *_, work in self._log)])
-        arrived = ~events.lost
+        arrived = np.flatnonzero(~events.lost)
         return events[arrived], refusal[arrived], late[arrived], work[arrived]
 
     def _not_before(self, now: float) -> None:
@@ -495,10 +534,3 @@ def _checked_sizes(sizes: ArrayLike) -> NDArray[np.float64]:
 def _first_of_each(clients: Ids) -> Ids:
     _, first = np.unique(clients, return_index=True)
     return clients[np.sort(first)]
-
-
-def _first_repetition(clients: Ids) -> int:
-    """How many clients come before the first one that occurs a second time."""
-    order = np.argsort(clients, kind="stable")
-    again = order[1:][clients[order[1:]] == clients[order[:-1]]]
-    return int(again.min()) if len(again) else len(clients)

@@ -53,6 +53,11 @@ class Safa(Protocol):
     def _fresh_client(self) -> dict[str, Any]:
         return super()._fresh_client() | {"_picked_last": False}
 
+    @property
+    def uses_draws(self) -> bool:
+        """All clients train, so that nobody is drawn; a protocol that is derived from this one may."""
+        return type(self)._invite is not Safa._invite
+
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         """Eq. 3: up-to-date and deprecated clients are synchronised, tolerable ones continue."""
         self._priority = 0
@@ -89,5 +94,6 @@ class Safa(Protocol):
         self._picked_last[clients[picked]] = True
         self.version = self.round
         verdict = np.where(picked, np.int8(Verdict.PICKED), np.int8(Verdict.UNDRAFTED))
-        weight = np.where(picked, self.sizes[clients] / self.sizes[self.active].sum(), 0.0)
+        present = self.sizes if self.active.all() else self.sizes[self.active]
+        weight = np.where(picked, self.sizes[clients] / present.sum(), 0.0)
         return verdict, weight, np.where(picked, self.version, -1)

@@ -80,7 +80,9 @@ class Server:
 
     def open_round(self, *, now: float, expected_s: ArrayLike, draws: NDArray[np.float64] | None = None) -> Dispatch:
         """Open the next round, and say whom to set to work; `expected_s` is how long each client is thought to take."""
-        return self.protocol.open_round(now=now, draws=self.draws() if draws is None else draws, expected_s=expected_s)
+        if draws is None:
+            draws = self.draws() if self.protocol.uses_draws else np.zeros(self.protocol.clients)
+        return self.protocol.open_round(now=now, draws=draws, expected_s=expected_s)
 
     def receive(self, events: Events, *, late: bool = False, rows: Tensor | None = None) -> Receipt:
         """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it.

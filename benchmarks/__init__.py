@@ -1,0 +1,1 @@
+"""Programs that measure; each says at its top how it is run."""

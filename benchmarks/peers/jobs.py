@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import time
@@ -154,6 +155,8 @@ def main(run: Callable[[Job, Rounds], State], *packages: str) -> None:
     arguments = parser.parse_args()
     job, rounds = Job(**arguments.job), Rounds(arguments.limit)
     state = run(job, rounds)
+    if int(os.environ.get("LOCAL_RANK", "0")):
+        return  # one of several processes reports
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if arguments.model:
         np.save(arguments.model, flat(state))

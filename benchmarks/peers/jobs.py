@@ -122,6 +122,8 @@ class Rounds:
         self.begun = time.perf_counter()
         self.limit_s = limit_s
         self.ends: list[float] = []
+        self.how = f"{torch.get_num_threads()} torch threads"
+        """How the clients of a round are computed."""
 
     def done(self) -> bool:
         """Note the end of a round; whether time is up and a round besides the first has been measured."""
@@ -133,6 +135,7 @@ class Rounds:
         spent = np.diff(self.ends).tolist()
         median = statistics.median(spent)
         return {
+            "how": self.how,
             "rounds": len(self.ends),
             "start_s": self.ends[0] - self.begun,
             "round_s": spent,

@@ -49,6 +49,7 @@ def with_loss(job: Job) -> torch.nn.Module:
 
 def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     """Rounds of FedAvg."""
+    rounds.how = f"{os.environ.get('WORLD_SIZE', 1)} process(es) of 1 thread"
     inputs, targets = job.data()
     sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
     users = FederatedDataset(lambda user: Dataset((inputs[user], targets[user]), user_id=user), sampler)
@@ -64,13 +65,8 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-def processes() -> int:
-    """One for every core, each with one thread; see README.md."""
-    return int(os.environ.get("PEERS_PROCESSES", os.cpu_count() or 1))
-
-
 if __name__ == "__main__":
-    if "LOCAL_RANK" not in os.environ and processes() > 1:
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes()}"]
+    if "LOCAL_RANK" not in os.environ and torch.get_num_threads() > 1:
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={torch.get_num_threads()}"]
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
     main(run, "pfl")

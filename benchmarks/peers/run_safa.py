@@ -43,6 +43,7 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
         eval_every=job.rounds,
         callbacks=[lambda record, server: rounds.done()],
     )
+    rounds.how = f"trainer {found.settings.trainer}, {found.settings.threads} torch threads"
     return found.model()
 
 

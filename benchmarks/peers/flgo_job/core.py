@@ -42,7 +42,7 @@ class Shard(Dataset):
         return len(self.parts[0])
 
     def __getitem__(self, batch):
-        return [part[batch] for part in self.parts]
+        return [part[batch[0] : batch[-1] + 1] for part in self.parts]
 
 
 class TaskPipe(FromDatasetPipe):

@@ -41,7 +41,7 @@ def train_client(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
-class TimeUp(Exception):
+class TimeUpError(Exception):
     """The only way to end a strategy before its last round."""
 
 
@@ -57,13 +57,16 @@ def server_app(job: Job, rounds: Rounds, latest: dict[str, torch.Tensor]) -> Ser
             if enough or number == job.rounds:
                 latest.update(arrays.to_torch_state_dict())
             if enough:
-                raise TimeUp
+                raise TimeUpError
 
     @app.main()
     def serve(grid: Grid, context: Context) -> None:
         """All rounds."""
         strategy = FedAvg(
-            fraction_train=job.cohort / job.clients, fraction_evaluate=0.0, min_available_nodes=job.clients
+            fraction_train=job.cohort / job.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=job.cohort,  # the first round begins before all nodes are there
+            min_available_nodes=job.clients,
         )
         start = ArrayRecord(job.start_model().state_dict())
         strategy.start(grid=grid, initial_arrays=start, num_rounds=job.rounds, evaluate_fn=after_round)

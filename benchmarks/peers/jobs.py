@@ -32,6 +32,7 @@ __all__ = ["JOBS", "KINDS", "Job", "Kind", "Rounds", "main"]
 
 State = Mapping[str, Tensor]
 _SIGNAL = 0.1  # how far the classes lie from one another, in standard deviations of a feature
+_SMALL = 10_000  # parameters of a model whose products are not worth a second thread
 _LOOKED_AT = 1000  # samples on which the loss is measured
 
 
@@ -72,6 +73,11 @@ class Job:
     rounds: int
     """The first, which warms up, included."""
     seed: int = 0
+
+    def use_threads(self) -> None:
+        """Have torch compute with as many threads as suit a loop over clients: one where the model is small."""
+        if sum(parameter.numel() for parameter in self.kind.make().parameters()) < _SMALL:
+            torch.set_num_threads(1)
 
     @property
     def kind(self) -> Kind:
@@ -122,8 +128,8 @@ class Rounds:
         self.begun = time.perf_counter()
         self.limit_s = limit_s
         self.ends: list[float] = []
-        self.how = f"{torch.get_num_threads()} torch threads"
-        """How the clients of a round are computed."""
+        self.how = ""
+        """How the clients of a round are computed, where it is not a loop in one process."""
 
     def done(self) -> bool:
         """Note the end of a round; whether time is up and a round besides the first has been measured."""
@@ -135,7 +141,7 @@ class Rounds:
         spent = np.diff(self.ends).tolist()
         median = statistics.median(spent)
         return {
-            "how": self.how,
+            "how": self.how or f"{torch.get_num_threads()} torch thread(s)",
             "rounds": len(self.ends),
             "start_s": self.ends[0] - self.begun,
             "round_s": spent,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 import torchvision_operators  # noqa: F401
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
@@ -41,6 +38,7 @@ class Pipeline(StandalonePipeline):
 
 def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     """Rounds of FedAvg."""
+    job.use_threads()
     logging.disable(logging.INFO)
     trainer = FedAvgSerialClientTrainer(job.start_model(), job.clients, cuda=False)
     trainer.setup_dataset(Shards(job))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 from dataclasses import asdict
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 import flgo
 import flgo.algorithm.fedavg as fedavg
@@ -17,8 +14,6 @@ import torchvision_operators  # noqa: F401
 from flgo.experiment.logger import BasicLogger
 from jobs import Job, Rounds, main
 from torch import Tensor
-
-PARALLEL = int(os.environ.get("PEERS_PROCESSES", "1"))
 
 
 def logger(rounds: Rounds) -> type[BasicLogger]:
@@ -36,10 +31,13 @@ def logger(rounds: Rounds) -> type[BasicLogger]:
 
 def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     """Rounds of FedAvg."""
+    job.use_threads()
     os.environ["PEERS_JOB"] = json.dumps(asdict(job))
     import flgo_job
     from flgo_job.core import InTurn
 
+    parallel = torch.get_num_threads()
+    rounds.how = f"{parallel} thread(s) of clients"
     option = {
         "num_rounds": job.rounds,
         "num_epochs": job.epochs,
@@ -50,8 +48,8 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
         "train_holdout": 0.0,
         "eval_interval": 0,
         "seed": job.seed,
-        "torch_num_threads": torch.get_num_threads() // PARALLEL,
-        "num_parallels": PARALLEL,
+        "torch_num_threads": 1,
+        "num_parallels": parallel,
         "parallel_type": "t",
         "no_log_console": True,
         "no_tqdm": True,

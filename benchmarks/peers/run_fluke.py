@@ -53,6 +53,7 @@ def loss(job: Job) -> type[torch.nn.Module]:
 
 def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     """Rounds of FedAvg."""
+    job.use_threads()
     logging.disable(logging.INFO)
     FlukeENV().set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=False)
     client = {

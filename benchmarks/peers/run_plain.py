@@ -7,10 +7,11 @@ from jobs import Job, Rounds, main
 from torch import Tensor
 
 
-def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
+def run(job: Job, rounds: Rounds, device: str = "cpu") -> dict[str, Tensor]:
     """Rounds of FedAvg."""
-    inputs, targets = job.data()
-    model = job.start_model()
+    job.use_threads()
+    inputs, targets = (part.to(device) for part in job.data())
+    model = job.start_model().to(device)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     generator = torch.Generator().manual_seed(job.seed)
     for _ in range(job.rounds):
@@ -21,6 +22,8 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
             for name, tensor in model.state_dict().items():
                 total[name] += tensor
         state = {name: tensor / job.cohort for name, tensor in total.items()}
+        if device == "cuda":
+            torch.cuda.synchronize()
         if rounds.done():
             break
     return state

@@ -43,7 +43,7 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
         eval_every=job.rounds,
         callbacks=[lambda record, server: rounds.done()],
     )
-    rounds.how = f"trainer {found.settings.trainer}, {found.settings.threads} torch threads"
+    rounds.how = f"trainer {found.settings.trainer}, {found.settings.threads} torch thread(s)"
     return found.model()
 
 

@@ -24,6 +24,7 @@ from safa.runs.settings import Settings
 from safa.server.setup import Learning
 from safa.streams import stream
 from safa.tasks import load_problem
+from safa.training.auto import for_one_client
 from safa.training.setup import make_shards
 
 PROTOCOLS = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
@@ -143,7 +144,8 @@ def fed_again(run: Run) -> dict[str, torch.Tensor]:
     parts = make_shards(settings, problem, np.asarray(make_fleet(settings).sizes, dtype=np.float64))
     shards = [parts[member["details"]["partition"]] for member in roster]
     protocol = registry.build(settings.protocol, np.empty(0), settings.values())
-    learning = Learning(settings, problem, protocol, shards=shards)
+    as_devices = replace(settings, trainer=for_one_client(problem))
+    learning = Learning(as_devices, problem, protocol, shards=shards)
     for record in run.records():
         assert np.any(record.verdict != Verdict.REFUSED), f"round {record.round} took no update"
         again = _round_again(protocol, record, settings)

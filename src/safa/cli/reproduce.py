@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
     from safa.paper import reproduction
 
     jobs = _jobs(arguments)
-    _check_training(jobs, arguments.device)
     engine = engine_of(arguments, [job.settings for job in jobs])
+    _check_training(jobs, arguments.device)
     folder = _folder(Path(arguments.out))
     _run_missing(arguments, folder, jobs, engine)
     with_bias = "bias" in _chosen("what", arguments.what, grid.PARTS) or reproduction.has_figure_5(folder)

@@ -58,7 +58,7 @@ def replay(
     if shards is None and run.roster() is None and first != settings.clients:
         raise SafaError(f"the rounds of this run began with {first} clients, but its settings say {settings.clients}")
     from safa.server.setup import Learning
-    from safa.training.auto import with_trainer
+    from safa.training.auto import for_one_client
     from safa.training.setup import make_shards
 
     sizes = np.asarray(fleet_of(settings, chosen).sizes, dtype=np.float64)
@@ -68,7 +68,8 @@ def replay(
     if first != len(sizes):
         sizes = np.array([len(shard) for shard in given[:first]], dtype=np.float64)
     protocol = build(settings.protocol, sizes, settings.values(), settings.protocol_options)
-    settings, _ = with_trainer(settings, chosen, given)
+    if settings.trainer == "auto":  # a deployment, whose devices trained each by itself
+        settings = replace(settings, trainer=for_one_client(chosen))
     learning = Learning(settings, chosen, protocol, shards=given)
     server = Server(protocol, seed=settings.seed, rounds=settings.rounds, learner=learning.learner)
     for record in run.records():

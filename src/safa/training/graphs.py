@@ -127,10 +127,11 @@ class Recorded(Kernel):
         if not self._compile or width < self._largest:
             return self._kernel.write_gradients
         start = time.perf_counter()
+        self._kernel.is_compiled = True
         try:
             found = _compiled(self._kernel.write_gradients, arguments)
         except Exception as wrong:
-            self._compile = False
+            self._compile = self._kernel.is_compiled = False
             _log.warning("the model could not be compiled and is trained without: %s", str(wrong).splitlines()[0][:200])
             return self._kernel.write_gradients
         _log.warning("compiled for %d clients in %.1f s", len(arguments[0]), time.perf_counter() - start)

@@ -134,6 +134,8 @@ class General(Kernel):
         self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self._sample_bytes = sample_bytes
         self.needs_whole_batches = whole_batches
+        self.is_compiled = False
+        """Whether a compiler puts its operations together."""
 
     def bytes_per_sample(self, inputs: Tensor) -> int:
         """As measured on a batch: what the backward pass needs of the forward pass, and as much again."""
@@ -153,7 +155,7 @@ class General(Kernel):
         }
         frozen = {name: views[name] for name in self._frozen}
         one = self._whole_batch_loss if self.needs_whole_batches else self._weighted_loss
-        with warnings.catch_warnings(), torch.enable_grad(), lowered():
+        with warnings.catch_warnings(), torch.enable_grad(), lowered(pooling=not self.is_compiled):
             # Where torch has no rule for an operation, it goes through the clients itself, and says so every time.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             losses, after = vmap(one, randomness="different")(

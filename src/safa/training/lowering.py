@@ -28,8 +28,8 @@ Cell = Callable[[Tensor, tuple[Tensor, ...], Tensor, Tensor | None], tuple[Tenso
 """(gates of the input, state, weights of the state, their bias) -> the next state, the output first."""
 
 
-def lowered() -> ExitStack:
-    """Replace these operations in the calls of this block."""
+def lowered(*, pooling: bool = True) -> ExitStack:
+    """Replace these operations in the calls of this block; without `pooling`, where a compiler can do better there."""
     stack = ExitStack()
     stack.enter_context(sdpa_kernel(SDPBackend.MATH))
     stack.enter_context(
@@ -37,16 +37,20 @@ def lowered() -> ExitStack:
             enabled=False, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=cudnn.allow_tf32
         )
     )
-    stack.enter_context(_Lowered())
+    stack.enter_context(_Lowered(pooling))
     return stack
 
 
 class _Lowered(TorchFunctionMode):
+    def __init__(self, pooling: bool) -> None:
+        super().__init__()
+        self._replaced = _REPLACED if pooling else {name: new for name, new in _REPLACED.items() if new is not _pool}
+
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the replacement, where there is one for these arguments."""
-        replacement = _REPLACED.get(func)
+        replacement = self._replaced.get(func)
         if replacement is not None:
             found = replacement(*args, **(kwargs or {}))
             if found is not NotImplemented:

@@ -51,7 +51,7 @@ def main() -> None:
     """Measure one worker and two, in turns, and print the times and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     start = time.perf_counter()

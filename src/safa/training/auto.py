@@ -33,6 +33,7 @@ __all__ = ["choose_trainer", "for_one_client", "with_trainer"]
 _LINEAR = ("linear_mse", "linear_squared_hinge")
 _BATCHES = 2  # of a client in an epoch that is measured
 _CLIENTS_ON_GPU = 32
+_MOST_CLIENTS, _NUMBERS = 256, 2_000_000  # clients that are measured on a CPU, and numbers in all of their models
 _ROUNDS = 4
 _LEAST_S, _MOST_S = 0.03, 2.0  # how long the fastest is measured in a round, and after how much no further one is begun
 _HOPELESS = 3.0  # times slower than the fastest
@@ -57,13 +58,19 @@ def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device:
     if problem.kernel in _LINEAR or not any(len(shard) for shard in shards):
         return "batched", ""
     with torch_threads(settings.threads):
-        count = 2 * torch.get_num_threads() if device.type == "cpu" else _CLIENTS_ON_GPU
+        count = _measured_clients(problem) if device.type == "cpu" else _CLIENTS_ON_GPU
         chosen = _some(shards, count, settings.batch_size)
         name = f"trainer-{_digest(settings, problem, chosen, device)}"
         found = cached_arrays(name, lambda: _measured(settings, problem, chosen, device))
     spent = {kind: float(seconds) for kind, seconds in found.items()}
     kind = min(spent, key=lambda kind: spent[kind])
     return kind, _sentence(kind, spent)
+
+
+def _measured_clients(problem: Problem) -> int:
+    """How many clients are measured on a CPU: the smaller the model, the more of them are worth training together."""
+    size = sum(parameter.numel() for parameter in problem.start_model(0).parameters())
+    return max(2 * torch.get_num_threads(), min(_MOST_CLIENTS, _NUMBERS // size))
 
 
 def _sentence(kind: str, spent: dict[str, float]) -> str:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 import warnings
 from dataclasses import replace
@@ -17,7 +16,7 @@ from dataclasses import replace
 import torch
 from jobs import JOBS, Job, Rounds
 from run_plain import run as run_plain
-from run_safa import problem
+from run_safa import problem, settings
 
 from safa import simulate
 from safa.tasks.measures import accuracy
@@ -32,14 +31,7 @@ def with_safa(job: Job, device: str, tf32: bool) -> None:
     ends = [time.perf_counter()]
     found = simulate(
         replace(problem(job), test=test, metrics={"accuracy": accuracy}),
-        protocol="fedavg",
-        fraction=job.cohort / job.clients,
-        crash_rate=0.0,
-        round_limit_s=math.inf,
-        rounds=job.rounds,
-        epochs=job.epochs,
-        batch_size=job.batch_size,
-        lr=job.lr,
+        **settings(job),
         eval_every=10,
         device=device,
         tf32=tf32,

@@ -10,6 +10,7 @@ from jobs import Job, Rounds, main
 from torch import Tensor
 
 from safa import simulate
+from safa.runs.options import SettingsOptions
 from safa.tasks.problem import Problem
 
 
@@ -26,20 +27,27 @@ def problem(job: Job) -> Problem:
     )
 
 
+def settings(job: Job) -> SettingsOptions:
+    """FedAvg with clients that never fail."""
+    return {
+        "protocol": "fedavg",
+        "fraction": job.cohort / job.clients,
+        "crash_rate": 0.0,
+        "round_limit_s": math.inf,
+        "rounds": job.rounds,
+        "epochs": job.epochs,
+        "batch_size": job.batch_size,
+        "lr": job.lr,
+        "seed": job.seed,
+    }
+
+
 def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     """Rounds of FedAvg."""
     warnings.simplefilter("ignore")  # that the loss did not fall: it is measured once
     found = simulate(
         problem(job),
-        protocol="fedavg",
-        fraction=job.cohort / job.clients,
-        crash_rate=0.0,
-        round_limit_s=math.inf,
-        rounds=job.rounds,
-        epochs=job.epochs,
-        batch_size=job.batch_size,
-        lr=job.lr,
-        seed=job.seed,
+        **settings(job),
         eval_every=job.rounds,
         callbacks=[lambda record, server: rounds.done()],
     )

@@ -258,6 +258,9 @@ class Followed:
     def is_over(self) -> bool:
         return True
 
+    def stop(self) -> None:
+        pass
+
     def why(self, error: str) -> str:
         return error
 
@@ -283,6 +286,22 @@ def test_why_a_server_stopped(logged: str, known: str, reason: str, tmp_path: Pa
         follow_run(tmp_path, Settings.of("boston"), lambda _: None, server=Stopped(), also=lambda: None, kind="local")
     noted = [line.partition(" ")[2] for line in (tmp_path / LOG).read_text().splitlines()]
     assert noted == (logged.splitlines() or ([f"ERROR {known}"] if known else [])), "the log says it, too, and once"
+
+
+def test_the_reason_is_the_last_line_of_the_log(tmp_path: Path) -> None:
+    class Stopped(Followed):
+        def submit(self) -> None:
+            (tmp_path / LOG).touch()
+
+        def stop(self) -> None:
+            (tmp_path / LOG).write_text("2026-11-15T14:00:01Z WARNING the SuperLink fails; retrying\n")
+
+        def why(self, error: str) -> str:
+            return "the SuperLink was killed"
+
+    with pytest.raises(SafaError, match="the SuperLink was killed"):
+        follow_run(tmp_path, Settings.of("boston"), lambda _: None, server=Stopped(), also=lambda: None, kind="local")
+    assert (tmp_path / LOG).read_text().endswith(" ERROR the SuperLink was killed\n")
 
 
 def test_a_server_that_stops_before_the_end_is_an_error(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class Recorded(Kernel):
 
     def gradients(self, rows: Tensor, step: Step) -> Tensor:
         """The gradients, which the next call overwrites."""
+        if not self._can_record:
+            return self._kernel.gradients(rows, step)
         held = self.hold(rows)
         recording = self._recording(rounded_up(len(rows)), step)
         if recording is None:
@@ -90,7 +92,7 @@ class Recorded(Kernel):
     def _recording(self, size: int, step: Step) -> _Recording | None:
         """The program for so many clients; None where it cannot be recorded."""
         key = (size, *((part.shape[1:], part.dtype) for part in step))
-        if key not in self._recordings and self._can_record:
+        if key not in self._recordings:
             try:
                 with torch.cuda.stream(torch.cuda.current_stream()):  # which a failure would leave another
                     self._recordings[key] = self._record(size, step)

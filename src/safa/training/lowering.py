@@ -76,11 +76,8 @@ def _convolve(
         return NotImplemented
     how = [_each(value, dimensions) for value in (stride, padding, dilation)]
     if dimensions == 1:
-        x, weight, how = (
-            x.unsqueeze(2),
-            weight.unsqueeze(2),
-            [[one, *values] for one, values in zip((1, 0, 1), how, strict=True)],
-        )
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        how = [[one, *values] for one, values in zip((1, 0, 1), how, strict=True)]
     y = convolution(x.unsqueeze(0), weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0), *how).squeeze(0)
     return y.squeeze(2) if dimensions == 1 else y
 

@@ -1,6 +1,6 @@
 """The largest values of windows that lie side by side, for many clients.
 
-On a GPU, torch's own pooling takes several times longer. It is used where Triton is not there, and in double precision.
+On a GPU it takes less time than torch's own, which is used where Triton is not there, and in double precision.
 """
 
 from __future__ import annotations

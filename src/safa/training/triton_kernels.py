@@ -2,7 +2,7 @@
 
 Channels lie innermost in memory, so that a row of a window is a run of numbers. A program computes a tile of one
 client's result. In single precision, operands are split into two parts of 11 bits and multiplied three times on tensor
-cores, with an error no larger than that of cuDNN; where torch may use TF32, once. The sizes of tiles were found by
+cores, with an error about that of single precision; where torch may use TF32, once. The sizes of tiles were found by
 measuring on an H200.
 
 C, H and W are channels, rows and columns of the input, O, OH and OW those of the output, KH and KW the size of a

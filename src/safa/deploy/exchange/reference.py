@@ -49,7 +49,7 @@ def reference(settings: Settings, problem: Problem) -> Reference:
     count = min(known, settings.batch_size * (steps or max(1, _MOST_STEPS // settings.epochs)))
     shard = np.linspace(0, known - 1, count).astype(np.int64)
     trainer = make_trainer(
-        for_one_client(problem) if settings.trainer == "auto" else settings.trainer,
+        for_one_client(problem),
         replace(problem, train=problem.test),
         [shard],
         batch_size=settings.batch_size,

@@ -99,6 +99,9 @@ class Server(Protocol):
     def is_over(self) -> bool:
         """Whether the run has ended, finished or not."""
 
+    def stop(self) -> None:
+        """Stop what is left of the run, so that nothing more is written to its log."""
+
     def why(self, error: str) -> str:
         """Why it has ended, given the last error in its log, or ""."""
 
@@ -125,6 +128,7 @@ def follow_run(
             error = event.partition(": ")[2]
         notify(event)
     if not (folder / _SUMMARY).exists():
+        server.stop()
         done, reason = finished_rounds(folder), printable(server.why(error))
         if reason != error:
             _note(folder / LOG, reason)

@@ -54,6 +54,7 @@ _UP_S, _ASK_S = 60.0, 120.0
 _PORT_S = 6.0  # how long a killed server may still hold its port
 _STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
 _TRY_EVERY_S = 5.0
+_APP_STOP_S = 2.0
 
 
 class SuperLink:
@@ -157,6 +158,13 @@ class SuperLink:
         self._ended = self._ended or self._link_fault() or self._app_fault()
         self._ended = self._ended or self._disk_fault() or self._status_fault()
         return bool(self._ended)
+
+    def stop(self) -> None:
+        """Kill the server app, which would otherwise go on retrying, and wait until it has ended."""
+        self._processes.kill()
+        deadline = time.monotonic() + _APP_STOP_S
+        while is_held(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def why(self, error: str) -> str:
         """Why the run has ended: a full disk, or the last error in the server's log, or what was observed."""

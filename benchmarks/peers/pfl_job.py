@@ -19,6 +19,7 @@ from run_plain import run as run_plain
 from run_safa import problem, settings
 
 from safa import simulate
+from safa.runs.options import SettingsOptions
 from safa.tasks.measures import accuracy
 
 TESTED = 10_000
@@ -31,10 +32,7 @@ def with_safa(job: Job, device: str, tf32: bool) -> None:
     ends = [time.perf_counter()]
     found = simulate(
         replace(problem(job), test=test, metrics={"accuracy": accuracy}),
-        **settings(job),
-        eval_every=10,
-        device=device,
-        tf32=tf32,
+        **(settings(job) | SettingsOptions(eval_every=10, device=device, tf32=tf32)),
         callbacks=[lambda record, server: ends.append(time.perf_counter())],
     )
     spent = ends[-1] - ends[0]

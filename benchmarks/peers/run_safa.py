@@ -47,8 +47,7 @@ def run(job: Job, rounds: Rounds) -> dict[str, Tensor]:
     warnings.simplefilter("ignore")  # that the loss did not fall: it is measured once
     found = simulate(
         problem(job),
-        **settings(job),
-        eval_every=job.rounds,
+        **(settings(job) | SettingsOptions(eval_every=job.rounds)),
         callbacks=[lambda record, server: rounds.done()],
     )
     rounds.how = f"trainer {found.settings.trainer}, {found.settings.threads} torch thread(s)"

@@ -80,13 +80,13 @@ def test_joining_and_leaving_reads_only_the_rows_of_those_concerned(monkeypatch:
     take(cache, list(range(10)))
     read: list[int] = []
     table = cache.tables()["updates"]
-    views = table.views
+    get = table.get
 
-    def noted(numbers: Ids) -> list[torch.Tensor]:
+    def noted(numbers: Ids) -> torch.Tensor:
         read.extend(numbers.tolist())
-        return views(numbers)
+        return get(numbers)
 
-    monkeypatch.setattr(table, "views", noted)
+    monkeypatch.setattr(table, "get", noted)
     cache.follow(np.array([4, 12]), np.array([9.0, 1.0]), np.array([4, 8]))
     assert sorted(read) == [4, 8]
 

@@ -53,9 +53,9 @@ class Updates:
         """What the clients' training changed, [K, d]."""
         return self.rows - self.start
 
-    def deltas_in(self, columns: slice) -> Tensor:
-        """Some columns of `deltas`."""
-        return self.rows[:, columns] - self.start[:, columns]
+    def deltas_in(self, rows: slice, columns: slice) -> Tensor:
+        """Some rows and columns of `deltas`."""
+        return self.rows[rows, columns] - self.start[rows, columns]
 
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Updates:
         """Some of these updates, by a mask or by their places in rising order."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import column_blocks
+from safa.aggregation.rows import blocks
 from safa.protocol.records import Rule
 
 __all__ = ["Buffer"]
@@ -30,6 +30,7 @@ class Buffer(Aggregator):
 
 def _weighted_deltas(updates: Updates) -> Tensor:
     """The weighted sum of what training changed, in the precision of the updates."""
-    weight = torch.from_numpy(updates.weight).to(updates.rows)
-    blocks = column_blocks(len(updates), updates.rows[0])
-    return torch.cat([weight @ updates.deltas_in(columns) for columns in blocks])
+    weight, total = torch.from_numpy(updates.weight).to(updates.rows), torch.zeros_like(updates.rows[0])
+    for rows, columns in blocks(len(updates), total):
+        total[columns].addmv_(updates.deltas_in(rows, columns).T, weight[rows])
+    return total

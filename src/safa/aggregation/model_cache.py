@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import Blocks, RowTable, Versions, columns_of, rows_that_fit
+from safa.aggregation.rows import RowTable, Versions, are_stacked, changes, in_double, rows_that_fit
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -40,7 +39,6 @@ class ModelCache(Aggregator):
         """Begin with w(0) as the entry of every client."""
         super().begin(versions, sizes, memory_mb=memory_mb)
         start, count = versions.model, len(sizes)
-        self._blocks = Blocks(start)
         self._own = RowTable(start, memory_mb=memory_mb)
         self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb))
         self._size = np.array(sizes, dtype=np.float64)  # n_k
@@ -64,7 +62,7 @@ class ModelCache(Aggregator):
         """Entries of these clients := these updates."""
         updates = _last_of_each(updates)
         if len(updates):
-            self._exchange(updates.client, updates.rows, self._own.to_fill(updates.client))
+            self._exchange(updates.client, updates.rows, are_kept=True)
             self._version[updates.client] = -1
             self._weigh(updates)
 
@@ -153,8 +151,11 @@ class ModelCache(Aggregator):
         total = torch.zeros_like(self._sum)
         for part in self._parts(np.arange(len(self._version))):
             weight = self._coefficients(self._weight[part])
-            for columns, entries in self._blocks.of(self._entry_views(part)):
-                total[columns].add_(weight @ entries)
+            if are_stacked(total):
+                total += weight @ self.entries(part).double()
+                continue
+            for rows, columns, entries in in_double(self._entry_views(part)):
+                total[columns].add_(weight[rows] @ entries)
         return total
 
     def _coefficients(self, weight: NDArray[np.float64]) -> Tensor:
@@ -166,18 +167,25 @@ class ModelCache(Aggregator):
     def _refer(self, clients: Ids, version: int) -> None:
         """Entries of these clients := a global model."""
         if len(clients):
-            self._exchange(clients, self.versions[version].expand(len(clients), -1), [])
+            self._exchange(clients, self.versions[version].expand(len(clients), -1), are_kept=False)
             self._version[clients] = version
             self._own.drop(clients)
 
-    def _exchange(self, clients: Ids, new: Tensor, into: list[Tensor]) -> None:
-        """Exchange the entries of these clients for new ones in the sum, and write those into these rows, if any."""
+    def _exchange(self, clients: Ids, new: Tensor, *, are_kept: bool) -> None:
+        """Exchange the entries of these clients for new ones in the sum, and keep those as their own."""
         for first in range(0, len(clients), self._chunk):
-            some = slice(first, first + self._chunk)
-            weight = self._coefficients(self._weight[clients[some]])
-            old, rows = self._entry_views(clients[some]), new[some]
-            for columns, change in self._blocks.changes(old, partial(columns_of, rows), into[some]):
-                self._sum[columns].add_(weight @ change)
+            some = clients[first : first + self._chunk]
+            weight, rows = torch.from_numpy(self._weight[some]).to(new), new[first : first + self._chunk]
+            if are_stacked(self._sum):
+                change = rows - self.entries(some)
+                if are_kept:
+                    self._own.put(some, rows)
+                self._sum += weight @ change
+                continue
+            old = self._entry_views(some)
+            into = self._own.to_fill(some) if are_kept else []
+            for those, columns, change in changes(old, lambda *block, rows=rows: rows[block], into):
+                self._sum[columns].add_(weight[those] @ change)
 
     def _weigh(self, updates: Updates) -> None:
         """The coefficients of entries whose updates were picked := their weights, for clients that are there."""

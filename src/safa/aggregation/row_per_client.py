@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.aggregation.aggregator import Aggregator, Step, Updates
-from safa.aggregation.rows import Blocks, RowTable, Versions
+from safa.aggregation.rows import Block, RowTable, Versions, are_stacked, blocks, changes, in_double
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
@@ -44,7 +44,6 @@ class RowPerClient(Aggregator):
         super().begin(versions, sizes, memory_mb=memory_mb)
         self._size = sizes.astype(np.float64)  # n_k; astype makes a copy
         self._active = np.ones(len(sizes), dtype=np.bool_)
-        self._blocks = Blocks(versions.model)
         self._table = RowTable(versions.model, memory_mb=memory_mb)
         self._has_row = np.zeros(len(sizes), dtype=np.bool_)
         self._sum = torch.zeros_like(versions.model, dtype=torch.float64)  # of n_k times the row, of who is present
@@ -68,16 +67,19 @@ class RowPerClient(Aggregator):
         self._age += 1
         if self._age % _REFRESH == 0:
             self._sum = self.exact_sum()
-        direction = self._direction(step)
+        direction, factor = self._direction(step)
         model = self.versions.model
         moved = torch.empty_like(model)
-        for columns, row in self._blocks.of([model]):
-            moved[columns].copy_(row[0] + self.server_step * direction[columns])
+        for _, columns in blocks(1, model):
+            moved[columns] = torch.add(model[columns], direction[columns], alpha=self.server_step * factor)
         return moved
 
     @abstractmethod
-    def _direction(self, step: Step) -> Tensor:
-        """Where the model goes for a server step of 1, in double precision; rows and sum are renewed afterwards."""
+    def _direction(self, step: Step) -> tuple[Tensor, float]:
+        """Where the model goes for a server step of 1, in double precision, as a row and a factor of it.
+
+        Rows and sum are renewed afterwards.
+        """
 
     def exact_sum(self) -> Tensor:
         """The sum of n_k times the row over the clients present, from scratch."""
@@ -95,23 +97,34 @@ class RowPerClient(Aggregator):
 
     def _mean(self) -> Tensor:
         """The sum of c_k times the row, c_k = n_k / n over the clients present; zero while nobody is there."""
+        return self._sum * self._share_of_one()
+
+    def _share_of_one(self) -> float:
+        """1 / n over the clients present; 0 while nobody is there, when the sum is zero, too."""
         total = float(self._shares().sum())
-        return self._sum / total if total else torch.zeros_like(self._sum)
+        return 1 / total if total else 0.0
 
-    def _replace(self, clients: Ids, new: Callable[[slice], Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """The rows of these clients, each named once, := what `new` gives of them, a block of columns at a time.
+    def _replace(self, clients: Ids, new: Callable[[slice, slice], Tensor]) -> Iterator[Block]:
+        """The rows of these clients, each named once, := what `new` gives of them, by rows and columns.
 
-        By how much each has changed, in double precision, block by block; the caller goes through all of them.
+        By how much they have changed, block by block; the caller goes through all of them.
         """
-        old = self._views_of(clients)
-        into = self._table.to_fill(clients)
+        if are_stacked(self._sum):
+            everything = slice(None)
+            rows = new(everything, everything)
+            change = rows - self._rows_of(clients)
+            self._table.put(clients, rows)
+            found = iter([(everything, everything, change)])
+        else:
+            old = self._views_of(clients)
+            found = changes(old, new, self._table.to_fill(clients))
         self._has_row[clients] = True
-        return self._blocks.changes(old, new, into)
+        return found
 
     def _views_of(self, clients: Ids) -> list[Tensor]:
         """The rows of these clients where they lie, not to be changed; zero for one that has none."""
         known = self._has_row[clients]
-        own, zero = iter(self._table.views(clients[known])), self._sum.new_zeros(1).expand(len(self._sum))
+        own, zero = iter(self._table.views(clients[known])), self.versions.model.new_zeros(1).expand(len(self._sum))
         return [next(own) if there else zero for there in known.tolist()]
 
     def _sum_of(self, clients: Ids, weight: NDArray[np.float64]) -> Tensor:
@@ -119,8 +132,11 @@ class RowPerClient(Aggregator):
         total = torch.zeros_like(self._sum)
         for first in range(0, len(clients), self._chunk):
             some = clients[first : first + self._chunk]
-            for columns, rows in self._blocks.of(self._table.views(some)):
-                total[columns].add_(weighted(weight[some], rows))
+            if are_stacked(total):
+                total += weighted(weight[some], self._table.get(some).double())
+                continue
+            for those, columns, rows in in_double(self._table.views(some)):
+                total[columns].add_(weighted(weight[some[those]], rows))
         return total
 
     def _shares(self) -> NDArray[np.float64]:
@@ -159,8 +175,8 @@ class RowPerClient(Aggregator):
 
 
 def weighted(weight: NDArray[np.float64], rows: Tensor) -> Tensor:
-    """The weighted sum of rows, both in double precision."""
-    return torch.from_numpy(weight).to(rows.device) @ rows
+    """The weighted sum of rows, in their precision."""
+    return torch.from_numpy(weight).to(rows) @ rows
 
 
 def each_client_once(updates: Updates) -> Iterator[Updates]:

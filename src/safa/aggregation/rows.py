@@ -16,11 +16,22 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.protocol.records import Ids
 
-__all__ = ["Blocks", "RowTable", "Versions", "column_blocks", "columns_of", "give_back_memory", "rows_that_fit"]
+__all__ = [
+    "Block",
+    "RowTable",
+    "Versions",
+    "are_stacked",
+    "blocks",
+    "changes",
+    "give_back_memory",
+    "in_double",
+    "rows_that_fit",
+]
 
 _BLOCK_BYTES = 2**24  # rows are allocated in blocks of about this size
-_CACHE_BYTES = 3 * 2**20  # what a block of columns takes in double precision, so that it stays in a processor's cache
-_COLUMNS = 8192  # blocks of columns are multiples of this, so that there is more to compute than to call
+_CACHED = 2**18  # numbers of a block of rows and columns, which stays in a processor's cache
+_COLUMNS = 2**16  # of a block at most
+_SHORT = 4096  # numbers of a row that is so short that a call costs more than it computes
 _NO_END = 2**62
 
 
@@ -29,60 +40,64 @@ def rows_that_fit(like: Tensor, memory_mb: float, *, times: int = 1) -> int:
     return max(1, int(memory_mb * 2**20 / (times * like.numel() * like.element_size())))
 
 
-def column_blocks(count: int, row: Tensor) -> Iterator[slice]:
-    """The columns of so many rows like this one in blocks, each small enough to stay in the cache; on a GPU one block.
+Block = tuple[slice, slice, Tensor]
+"""Some of the rows, some of their columns, and a number for each [rows, columns]."""
 
-    What is computed column by column comes to the same bits, but fewer bytes go to the memory and back.
+
+def blocks(count: int, row: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Parts of so many rows like this one that stay in the cache, by rows and columns; on a GPU one for everything.
+
+    All rows of some columns come before the next columns. So fewer bytes go to the memory and back.
     """
-    columns = max(1, _CACHE_BYTES // (8 * _COLUMNS * max(1, count))) * _COLUMNS
-    step = columns if row.device.type == "cpu" else max(1, len(row))
-    return (slice(first, min(first + step, len(row))) for first in range(0, len(row), step))
+    is_whole = row.device.type != "cpu"
+    width = max(1, len(row) if is_whole else min(len(row), _COLUMNS))
+    height = max(1, count if is_whole else _CACHED // width)
+    for left in range(0, len(row), width):
+        for top in range(0, count, height):
+            yield slice(top, min(top + height, count)), slice(left, min(left + width, len(row)))
 
 
-def columns_of(rows: Tensor, columns: slice) -> Tensor:
-    """Some columns of rows [K, d]."""
-    return rows[:, columns]
+def are_stacked(like: Tensor) -> bool:
+    """Whether rows like this one are best computed with as one tensor [K, d]: short ones, and those on a GPU."""
+    return like.numel() <= _SHORT or like.device.type != "cpu"
 
 
-class Blocks:
-    """Rows in double precision, a block of columns [K, n] at a time, in room that is used again and again.
+def in_double(rows: Sequence[Tensor]) -> Iterator[Block]:
+    """Rows in double precision, block by block; each block overwrites the one before."""
+    if rows:
+        room = rows[0].new_empty(_room(len(rows), rows[0]), dtype=torch.float64)
+        for some, columns in blocks(len(rows), rows[0]):
+            block = _shaped(room, some, columns)
+            for place, row in zip(block, rows[some], strict=True):
+                place.copy_(row[columns])
+            yield some, columns, block
 
-    On a GPU the room is given back, since a block is all columns there, and its allocator is fast.
+
+def changes(old: Sequence[Tensor], new: Callable[[slice, slice], Tensor], into: Sequence[Tensor]) -> Iterator[Block]:
+    """`new` less `old`, block by block; each block overwrites the one before.
+
+    `new` gives some rows and columns. They are written into the rows `into`, if there are any.
     """
-
-    def __init__(self, like: Tensor) -> None:
-        """Where the row `like` is, and as wide."""
-        self._like = like.new_empty(1).expand(like.numel())
-        self._rooms: dict[str, Tensor] = {}
-
-    def of(self, rows: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of these rows, with the columns of each; a block is gone when the next is asked for."""
-        for columns in column_blocks(len(rows), self._like):
-            block = self._room("old", len(rows), columns)
-            for place, row in zip(block, rows, strict=True):
-                place.copy_(row[columns])
-            yield columns, block
-
-    def changes(
-        self, old: Sequence[Tensor], new: Callable[[slice], Tensor], into: Sequence[Tensor]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of `new` less `old`, as `of`; the columns of `new` are written into these rows, if there are any."""
-        for columns in column_blocks(len(old), self._like):
-            rows, before, after = new(columns), *(self._room(name, len(old), columns) for name in ("old", "new"))
-            after.copy_(rows)
-            for place, row, values, target in zip(before, old, rows, into or repeat(None), strict=False):
-                place.copy_(row[columns])
+    if old:
+        room = old[0].new_empty(_room(len(old), old[0]))
+        for some, columns in blocks(len(old), old[0]):
+            change, values = _shaped(room, some, columns), new(some, columns)
+            for place, row, value, target in zip(change, old[some], values, into[some] or repeat(None), strict=False):
+                torch.sub(value, row[columns], out=place)
                 if target is not None:
-                    target[columns].copy_(values)
-            yield columns, after.sub_(before)
+                    target[columns].copy_(value)
+            yield some, columns, change
 
-    def _room(self, name: str, count: int, columns: slice) -> Tensor:
-        size = count * (columns.stop - columns.start)
-        if self._like.device.type != "cpu":
-            return torch.empty(count, size // max(1, count), dtype=torch.float64, device=self._like.device)
-        if name not in self._rooms or len(self._rooms[name]) < size:
-            self._rooms[name] = torch.empty(size, dtype=torch.float64)
-        return self._rooms[name][:size].view(count, -1)
+
+def _room(count: int, row: Tensor) -> int:
+    """The numbers of the first block, which is the largest."""
+    first = next(blocks(count, row), None)
+    return 0 if first is None else len(range(count)[first[0]]) * len(range(len(row))[first[1]])
+
+
+def _shaped(room: Tensor, rows: slice, columns: slice) -> Tensor:
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    return room[: height * width].view(height, width)
 
 
 def give_back_memory() -> None:

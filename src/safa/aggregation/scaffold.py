@@ -10,15 +10,12 @@ client would have been sent only if the update starts from the latest model.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from safa.aggregation.aggregator import Step, Updates
 from safa.aggregation.row_per_client import RowPerClient, weighted
-from safa.aggregation.rows import columns_of
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
 
@@ -43,18 +40,19 @@ class Scaffold(RowPerClient):
         """c - c_k for each of these clients."""
         return (self._mean() - self._rows_of(clients).double()).to(self.versions.model.dtype)
 
-    def _direction(self, step: Step) -> Tensor:
+    def _direction(self, step: Step) -> tuple[Tensor, float]:
         """The mean of the deltas. c stays as it is until all are there, since later parts are trained with it, too."""
         change, moved, total = torch.zeros_like(self._sum), torch.zeros_like(self._sum), 0.0
         for part in step.updates:
             self._check(part)
             share = self._shares()[part.client]
-            for columns, difference in self._replace(part.client, partial(columns_of, self._controls(part))):
-                change[columns].add_(weighted(share, difference))
-                moved[columns].add_(weighted(part.weight, part.deltas_in(columns).double()))
+            controls = self._controls(part)
+            for rows, columns, difference in self._replace(part.client, lambda *block, new=controls: new[block]):
+                change[columns].add_(weighted(share[rows], difference))
+                moved[columns].add_(weighted(part.weight[rows], part.deltas_in(rows, columns)))
             total += float(part.weight.sum())
         self._sum += change
-        return moved / total if total else moved
+        return moved, 1 / total if total else 1.0
 
     def _controls(self, updates: Updates) -> Tensor:
         """c_k := c_k - c + (x - y_k) / (steps * learning rate); a client whose learning rate is 0 keeps its own."""

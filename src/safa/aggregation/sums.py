@@ -46,7 +46,7 @@ class Averaging(Aggregator):
     def _mean_of(self, step: Step, weight: NDArray[np.float64], rows: Tensor) -> Tensor:
         """Where the updates are there all at once, as a rule."""
         used = torch.from_numpy(weight * self._factor(step, float(weight.sum()))).to(rows)
-        return ((1 - float(used.sum())) * self.versions.model).add_(used @ rows)
+        return ((1 - float(used.sum())) * self.versions.model).addmv_(rows.T, used)
 
     def _mean_of_parts(self, step: Step, parts: Iterable[Part]) -> Tensor:
         """Where they do not fit the memory: what the weights are multiplied by is known in the end."""

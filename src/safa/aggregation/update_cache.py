@@ -32,8 +32,9 @@ class UpdateCache(RowPerClient):
         """Entries of these clients := what their training changed."""
         shares = self._shares()
         for some in each_client_once(updates):
-            for columns, change in self._replace(some.client, some.deltas_in):
-                self._sum[columns].add_(weighted(shares[some.client], change))
+            share = shares[some.client]
+            for rows, columns, change in self._replace(some.client, some.deltas_in):
+                self._sum[columns].add_(weighted(share[rows], change))
 
     def entries(self, clients: Ids) -> Tensor:
         """The deltas of these clients; zero for one that has sent nothing."""
@@ -49,10 +50,10 @@ class Mifa(UpdateCache):
 
     name = "mifa"
 
-    def _direction(self, step: Step) -> Tensor:
+    def _direction(self, step: Step) -> tuple[Tensor, float]:
         for part in step.updates:
             self.keep(part)
-        return self._mean()
+        return self._sum, self._share_of_one()
 
 
 class FedVarp(UpdateCache):
@@ -66,17 +67,19 @@ class FedVarp(UpdateCache):
 
     name = "fedvarp"
 
-    def _direction(self, step: Step) -> Tensor:
-        correction, replaced = torch.zeros_like(self._sum), torch.zeros_like(self._sum)
+    def _direction(self, step: Step) -> tuple[Tensor, float]:
+        direction, replaced = torch.zeros_like(self._sum), torch.zeros_like(self._sum)
         total, shares = 0.0, self._shares()
         for part in step.updates:
             for some in each_client_once(part):
-                share = shares[some.client]
-                for columns, change in self._replace(some.client, some.deltas_in):
-                    correction[columns].add_(weighted(some.weight * some.picked, change))
-                    replaced[columns].add_(weighted(share * some.picked, change))
-                    self._sum[columns].add_(weighted(share * ~some.picked, change))
+                weight, share = some.weight * some.picked, shares[some.client]
+                for rows, columns, change in self._replace(some.client, some.deltas_in):
+                    direction[columns].add_(weighted(weight[rows], change))
+                    replaced[columns].add_(weighted((share * some.picked)[rows], change))
+                    self._sum[columns].add_(weighted((share * ~some.picked)[rows], change))
                 total += float(some.weight[some.picked].sum())
-        direction = (correction / total if total else correction) + self._mean()
+        if total:
+            direction /= total
+        direction.add_(self._sum, alpha=self._share_of_one())
         self._sum += replaced
-        return direction
+        return direction, 1.0

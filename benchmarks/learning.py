@@ -1,8 +1,8 @@
-"""How fast clients are trained: the batched trainer against the serial one, in one process, as ratios.
+"""How fast the clients of a task are trained: the trainers in turns, in one process, as ratios.
 
     python benchmarks/learning.py [--device cpu|cuda] [--task boston kdd99 mnist] [--tf32]
 
-For every task the same clients are trained by both trainers, in turns, and the medians are compared. For the paper's
+For every task the same clients are trained by every trainer, in turns, and the medians are compared. For the paper's
 CNN it also prints the arithmetic rate that was reached beside the rate of a large matrix product on the same device.
 The data are found through SAFA_DATA. numpy and torch are all that is needed.
 """
@@ -49,7 +49,7 @@ def matmul_rate(device: torch.device) -> float:
 
 
 def trainers(task: str, device: torch.device) -> tuple[Settings, list[np.ndarray], dict[str, Trainer]]:
-    """Both trainers for a task, with the shards that they train on."""
+    """The trainers for a task, the serial one last, with the shards that they train on."""
     settings = Settings.of(task, preset="paper")
     problem = find_task(task).load()
     sizes = np.asarray(make_fleet(settings).sizes, dtype=np.float64)
@@ -65,13 +65,13 @@ def trainers(task: str, device: torch.device) -> tuple[Settings, list[np.ndarray
             device=device,
             memory_mb=8192 if device.type == "cuda" else 1024,
         )
-        for kind in ("batched", "serial")
+        for kind in (("batched", "threads", "serial") if device.type == "cpu" else ("batched", "serial"))
     }
     return settings, shards, made
 
 
 def compare(task: str, device: torch.device, repeats: int) -> None:
-    """Train the same clients with both trainers, in turns."""
+    """Train the same clients with every trainer, in turns."""
     settings, shards, made = trainers(task, device)
     everyone = np.arange(len(shards))
     # The serial trainer takes a part of the clients, so that the CNN does not take all day.
@@ -79,23 +79,22 @@ def compare(task: str, device: torch.device, repeats: int) -> None:
     epochs = settings.epochs if task != "mnist" or device.type == "cuda" else 1
     start = find_task(task).load().start_model(0)
     row = made["serial"].layout.row(dict(start.named_parameters())).to(device)
-    times: dict[str, list[float]] = {"batched": [], "serial": []}
+    times: dict[str, list[float]] = {kind: [] for kind in made}
     for repeat in range(repeats + 1):
-        for kind, clients in (("batched", everyone if device.type == "cuda" else some), ("serial", some)):
+        for kind in made:
+            clients = everyone if kind == "batched" and device.type == "cuda" else some
             rows = row.expand(len(clients), -1)
             spent = seconds(lambda k=kind, c=clients, r=rows: made[k].train(c, r, epochs=epochs), device)  # type: ignore[misc]
             if repeat:  # the first is for warming up
                 times[kind].append(spent / len(clients))
-    batched, serial = (statistics.median(times[kind]) for kind in ("batched", "serial"))
-    line = f"{task}: {serial / batched:.1f} times faster ({serial * 1e3:.2f} ms and {batched * 1e3:.3f} ms a client)"
+    median = {kind: statistics.median(spent) for kind, spent in times.items()}
+    words = [f"{kind} {one * 1e3:.3g} ms ({median['serial'] / one:.2f} times)" for kind, one in median.items()]
+    print(f"{task}, a client: {', '.join(words)}", flush=True)
     if task == "mnist":
         images = float(np.mean([len(shards[k]) for k in some])) * epochs
-        rate, most = matmul_rate(device), images * CNN_FLOP_PER_IMAGE
-        line += (
-            f"; {most / batched / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} ({most / batched / rate:.0%}),"
-            f" serial {most / serial / 1e9:.0f} ({most / serial / rate:.0%})"
-        )
-    print(line, flush=True)
+        rate, work = matmul_rate(device), images * CNN_FLOP_PER_IMAGE
+        reached = [f"{kind} {work / one / 1e9:.0f} ({work / one / rate:.0%})" for kind, one in median.items()]
+        print(f"  GFLOP/s of the {rate / 1e9:.0f} of a large matrix product: {', '.join(reached)}", flush=True)
 
 
 def compare_rounds(task: str, device: torch.device, rounds: int) -> None:

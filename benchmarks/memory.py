@@ -1,6 +1,6 @@
 """How much memory of its own a run takes where the clients' models do not fit `memory_mb`.
 
-    python benchmarks/memory.py [--protocol safa fedavg fedasync] [--memory-mb 256] [--rounds 3] [--trainer batched]
+    python benchmarks/memory.py [--protocol safa fedavg fedasync] [--memory-mb 256] [--rounds 3] [--trainer auto]
     python benchmarks/memory.py --model cnn --clients 10000 --samples 6 --memory-mb 4096 --rounds 1 [--protocol ...]
 
 The model is a network of two million parameters, with 500 clients, or the paper's convolutional network, on random
@@ -55,7 +55,6 @@ def make_problem(kind: str, samples: int) -> Problem:
         metrics={"accuracy": lambda output, target: (output.argmax(dim=1) == target).float().mean()},
         train=(inputs, targets),
         test=(test, wanted),
-        kernel="paper_cnn" if kind == "cnn" else None,
     )
 
 
@@ -97,7 +96,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--memory-mb", type=float, default=256.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--trainer", default="batched")
+    parser.add_argument("--trainer", default="auto")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:

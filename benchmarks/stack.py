@@ -45,7 +45,6 @@ def make_problem(name: str) -> Problem:
         metrics={"accuracy": lambda output, target: (output.argmax(dim=1) == target).float().mean()},
         train=(images[:cut], labels[:cut]),
         test=(images[cut:], labels[cut:]),
-        kernel="paper_cnn" if name == "cnn" else None,
     )
 
 

@@ -3,8 +3,8 @@
     python benchmarks/trainers.py [--device cpu|cuda] [--models NAME ...] [--clients N] [--trainers NAME ...] [--tf32]
 
 Every trainer trains the same clients in turns, and the medians are compared. The plain loop is the serial trainer with
-all of torch's threads; `auto` is what a run would choose, `written` the batched trainer with the hand-written gradients
-of the paper's network, which is compared with a matrix product, too. numpy and torch are all that is needed.
+all of torch's threads; `auto` is what a run would choose. The paper's network is compared with a matrix product, too.
+numpy and torch are all that is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ def made(name: str, device: torch.device, clients: int, kinds: list[str]) -> tup
     how: dict[str, Any] = {"batch_size": model.batch_size, "optimiser": Optimiser(lr=LR), "device": device}
     how["memory_mb"] = 32768.0 if device.type == "cuda" else 1024.0
     found = {kind: make_trainer(kind, problem, shards, **how) for kind in kinds}
-    if name == "paper_cnn":
-        found["written"] = make_trainer("batched", replace(problem, kernel="paper_cnn"), shards, **how)
     module = problem.start_model(0)
     row = found[kinds[0]].layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
     return found, row.to(device)

@@ -152,7 +152,6 @@ def test_mnist(real_files: None) -> None:
     assert (float(problem.train[0].min()), float(problem.train[0].max())) == (0.0, 255.0)
     assert problem.train[1][:8].tolist() == [5, 0, 4, 1, 9, 2, 1, 3]
     assert torch.bincount(problem.test[1]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert problem.kernel == "paper_cnn"
     model = problem.start_model(0)
     assert {key: list(value.shape) for key, value in model.named_parameters()} == {
         "conv1.weight": [20, 1, 5, 5],

@@ -51,7 +51,7 @@ class Kind:
 
 
 KINDS = {
-    "paper_cnn": Kind(PaperCNN, nll_loss, (1, 28, 28), 10, kernel="paper_cnn"),
+    "paper_cnn": Kind(PaperCNN, nll_loss, (1, 28, 28), 10),
     "svm": Kind(lambda: zero_linear(35), squared_hinge, (35,), 2, signs=True, kernel="linear_squared_hinge"),
     "logistic": Kind(lambda: nn.Linear(10, 2), cross_entropy, (10,), 2),
     "pfl_cnn": Kind(pfl_cnn, cross_entropy, (3, 32, 32), 10),

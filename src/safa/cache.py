@@ -30,14 +30,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safa"
 
 
-def cached_arrays(name: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that are kept under a name, which are made where they are not there whole.
+def cached_arrays(
+    name: str, make: Callable[[], Arrays], *, is_good: Callable[[Arrays], bool] = lambda kept: True
+) -> Arrays:
+    """The arrays that are kept under a name, which are made where they are not there whole, or are not good.
 
     The name must say everything that they depend on: the source, by its checksum, and the version of what made them.
     """
     path = cache_folder() / f"{name}.npz"
     found = _read(path)
-    if found is None:
+    if found is None or not is_good(found):
         found = make()
         with suppress(OSError):
             _write(path, found)

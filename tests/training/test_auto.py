@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ DIGITS: dict[str, Any] = {"rounds": 2, "epochs": 1, "clients": 4, "mean_size": 3
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for what is remembered."""
     monkeypatch.setenv("SAFA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return tmp_path / "cache"
 
 
@@ -35,11 +37,11 @@ def choose(problem: Problem, **given: Any) -> tuple[str, str]:
     return choose_trainer(settings, problem, ragged_shards(8), torch.device("cpu"))
 
 
-def remember(cache: Path, fastest: str) -> None:
+def remember(cache: Path, fastest: str, *, busy: bool = False) -> None:
     """Let the one measurement that is remembered say that this trainer was the fastest."""
     (file,) = cache.glob("trainer-*.npz")
     spent: dict[str, Any] = {kind: np.array(0.001 if kind == fastest else 0.002) for kind in KINDS}
-    np.savez(file, **spent)
+    np.savez(file, busy=np.array(busy), **spent)
 
 
 @pytest.mark.parametrize("kind", ["regression", "svm"])
@@ -58,6 +60,20 @@ def test_the_choice_is_remembered_and_said_with_its_figures(cache: Path) -> None
         "threads",
         "trainer threads, measured as the fastest for this model here: 1 ms a step of a client, batched 2, serial 2",
     )
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again_on_an_idle_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "trainer threads, measured as the fastest for this model here: 1 ms a step of a client, batched 2, serial 2"
+    choose(make("network"))
+    remember(cache, "threads", busy=True)
+    with monkeypatch.context() as load:
+        load.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+        assert choose(make("network")) == ("threads", words)
+    idle = choose(make("network"))
+    assert idle[1] != words
+    assert choose(make("network")) == idle
 
 
 def test_another_model_batch_or_number_of_threads_is_measured_anew(cache: Path) -> None:

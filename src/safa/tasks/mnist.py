@@ -53,7 +53,6 @@ def load() -> Problem:
         metrics={"accuracy": accuracy},
         train=_part("train"),
         test=_part("t10k"),
-        kernel="paper_cnn",
     )
 
 

@@ -2,6 +2,7 @@
 
 A few clients of the run make a few steps with each trainer, in turns. What they took is kept under a name that says all
 that it depends on: the model, its data and loss, how the clients train, the device, the machine, torch and its threads.
+What was measured while the machine was busy is measured again when it is not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import time
 from dataclasses import replace
@@ -30,7 +32,6 @@ from safa.training.trainer import Amount, Trainer
 
 __all__ = ["choose_trainer", "for_one_client", "with_trainer"]
 
-_LINEAR = ("linear_mse", "linear_squared_hinge")
 _BATCHES = 2  # of a client in an epoch that is measured
 _CLIENTS_ON_GPU = 32
 _MOST_CLIENTS, _NUMBERS = 256, 2_000_000  # clients that are measured on a CPU, and numbers in all of their models
@@ -38,6 +39,8 @@ _ROUNDS = 4
 _LEAST_S, _MOST_S = 0.03, 2.0  # how long the fastest is measured in a round, and after how much no further one is begun
 _HOPELESS = 3.0  # times slower than the fastest
 _LR = 1e-4
+_BUSY = "busy"
+_LOAD = 0.75  # processes per core that make a machine busy
 
 
 def with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:
@@ -50,21 +53,31 @@ def with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[
 
 def for_one_client(problem: Problem) -> str:
     """The trainer for a single client: where there is nobody to train beside it, the plain one is the fastest."""
-    return "batched" if problem.kernel in _LINEAR else "serial"
+    return "serial" if problem.kernel is None else "batched"
 
 
 def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> tuple[str, str]:
     """The fastest trainer for these clients, and a sentence about it; empty where nothing had to be measured."""
-    if problem.kernel in _LINEAR or not any(len(shard) for shard in shards):
+    if problem.kernel is not None or not any(len(shard) for shard in shards):
         return "batched", ""
     with torch_threads(settings.threads):
         count = _measured_clients(problem) if device.type == "cpu" else _CLIENTS_ON_GPU
         chosen = _some(shards, count, settings.batch_size)
         name = f"trainer-{_digest(settings, problem, chosen, device)}"
-        found = cached_arrays(name, lambda: _measured(settings, problem, chosen, device))
-    spent = {kind: float(seconds) for kind, seconds in found.items()}
+        busy = _is_busy()
+        found = cached_arrays(
+            name,
+            lambda: _measured(settings, problem, chosen, device) | {_BUSY: np.array(busy)},
+            is_good=lambda kept: _BUSY in kept and (busy or not kept[_BUSY]),
+        )
+    spent = {kind: float(seconds) for kind, seconds in found.items() if kind != _BUSY}
     kind = min(spent, key=lambda kind: spent[kind])
     return kind, _sentence(kind, spent)
+
+
+def _is_busy() -> bool:
+    """Whether the cores have other work now, so that what is measured may be wrong."""
+    return os.getloadavg()[0] > _LOAD * (os.cpu_count() or 1)
 
 
 def _measured_clients(problem: Problem) -> int:
@@ -131,9 +144,10 @@ class _Race:
         self.spent = dict.fromkeys(self._trainers, math.inf)
 
     def warm_up(self) -> None:
-        """Half of the clients make one step each: for a large model that has to do."""
+        """Half of the clients make one step each: for a large model that has to do. The very first does not count."""
         some = np.arange(-(-len(self._start) // 2))
         for kind, trainer in self._trainers.items():
+            _seconds(trainer, some[:1], self._start, steps=np.ones(1, dtype=np.int64))
             self.spent[kind] = _seconds(trainer, some, self._start, steps=np.ones_like(some)) / len(some)
 
     def round(self) -> None:

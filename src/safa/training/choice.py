@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
-from safa.training.kernels import General, Kernel, OneByOne, PaperCnn, SquaredError, SquaredHinge, Step
+from safa.training.kernels import General, Kernel, OneByOne, SquaredError, SquaredHinge, Step
 from safa.training.layout import Layout
 
 __all__ = ["Choice", "choose_kernel"]
@@ -34,13 +34,7 @@ _LOSSES = 64  # samples with different targets on which the loss is looked at
 _TARGETS = 1_000_000  # numbers among which different targets are looked for
 _CLOSE = {torch.float64: 1e-8}  # relative distance of gradients that are the same
 _CLOSE_ENOUGH = 1e-4  # the same in single precision and below
-_WRITTEN_OUT: dict[str, Callable[[Layout], Kernel]] = {
-    "linear_mse": lambda layout: SquaredError(),
-    "linear_squared_hinge": lambda layout: SquaredHinge(),
-    "paper_cnn": PaperCnn,
-}
-
-_CPU_ALONE = {"paper_cnn"}
+_WRITTEN_OUT: dict[str, type[Kernel]] = {"linear_mse": SquaredError, "linear_squared_hinge": SquaredHinge}
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +67,11 @@ def choose_kernel(
         raise SafaError(f"there is no kernel {problem.kernel!r}; there is {', '.join(_WRITTEN_OUT)}")
     with _aside(next(module.parameters()).device):
         trial = _Trial(problem, module, layout, shard[: min(batch_size, _SAMPLES)])
-        is_written_out = _is_written_out(problem, module)
+        is_written_out = problem.kernel is not None
         choice = trial.written_out() if is_written_out else trial.plain() if alone else trial.general()
     if choice.note is not None:
         _tell(choice.note)
     return choice
-
-
-def _is_written_out(problem: Problem, module: nn.Module) -> bool:
-    """Whether there is a kernel for this problem on the device of the module."""
-    on_cpu = next(module.parameters()).device.type == "cpu"
-    return problem.kernel is not None and (on_cpu or problem.kernel not in _CPU_ALONE)
 
 
 @cache
@@ -142,7 +130,7 @@ class _Trial:
     def written_out(self) -> Choice:
         """The kernel that the problem names; one that does not belong to its model and loss is an error."""
         assert self._problem.kernel is not None
-        kernel = _WRITTEN_OUT[self._problem.kernel](self._layout)
+        kernel = _WRITTEN_OUT[self._problem.kernel]()
         if len(self._inputs) and not self._is_computed_by(kernel):
             raise SafaError(
                 f"the kernel {self._problem.kernel!r} does not compute this model and loss; leave it out of the problem"

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from safa.tasks.problem import Problem
-from safa.training.cnn import BYTES_PER_IMAGE, cnn_gradients
 from safa.training.layout import Layout
 from safa.training.lowering import lowered
 
-__all__ = ["General", "Kernel", "OneByOne", "PaperCnn", "SquaredError", "SquaredHinge", "Step"]
+__all__ = ["General", "Kernel", "OneByOne", "SquaredError", "SquaredHinge", "Step"]
 
 
 Tensors = dict[str, Tensor]
@@ -102,23 +101,6 @@ class SquaredHinge(Linear):
         output = torch.bmm(x, rows.unsqueeze(2)).squeeze(2)
         slope = (1 - y * output).clamp_(min=0).mul_(y).mul_(weight).mul_(-2)
         return torch.bmm(slope.unsqueeze(1), x).squeeze(1)
-
-
-class PaperCnn(Kernel):
-    """The paper's convolutional network, written out for CPUs: `safa.training.cnn`."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-
-    def bytes_per_sample(self, inputs: Tensor) -> int:
-        """As measured."""
-        return int(BYTES_PER_IMAGE * inputs.element_size() / 4)
-
-    def gradients(self, rows: Tensor, step: Step) -> Tensor:
-        """Hand-written forward and backward."""
-        gradients = torch.empty_like(rows)
-        cnn_gradients(self._layout.views(rows), *step, out=self._layout.views(gradients))
-        return gradients
 
 
 class General(Kernel):

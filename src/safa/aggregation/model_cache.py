@@ -41,6 +41,7 @@ class ModelCache(Aggregator):
         start, count = versions.model, len(sizes)
         self._own = RowTable(start, memory_mb=memory_mb)
         self._chunk = min(_CHUNK, rows_that_fit(start, memory_mb))
+        self._exchanged = _CHUNK if start.device.type == "cpu" else self._chunk  # rows; on a CPU a block at a time
         self._size = np.array(sizes, dtype=np.float64)  # n_k
         self._present = np.ones(count, dtype=np.bool_)
         self._version = np.full(count, versions.latest)  # the version that an entry equals; -1 for a model of its own
@@ -173,9 +174,9 @@ class ModelCache(Aggregator):
 
     def _exchange(self, clients: Ids, new: Tensor, *, are_kept: bool) -> None:
         """Exchange the entries of these clients for new ones in the sum, and keep those as their own."""
-        for first in range(0, len(clients), self._chunk):
-            some = clients[first : first + self._chunk]
-            weight, rows = torch.from_numpy(self._weight[some]).to(new), new[first : first + self._chunk]
+        for first in range(0, len(clients), self._exchanged):
+            some = clients[first : first + self._exchanged]
+            weight, rows = torch.from_numpy(self._weight[some]).to(new), new[first : first + self._exchanged]
             if are_stacked(self._sum):
                 change = rows - self.entries(some)
                 if are_kept:

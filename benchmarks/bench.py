@@ -55,15 +55,17 @@ def ratio(work: Work, beside: Work, repeats: int = 7) -> float:
 # -- trainers --------------------------------------------------------------------------------------------------------
 
 
-def training(problem: Problem, shards: list[np.ndarray], batch_size: int, epochs: int = 1) -> float:
-    """Epochs of all clients by the batched trainer, beside the plain loop."""
+def training(
+    problem: Problem, shards: list[np.ndarray], batch_size: int, epochs: int = 1, *, kind: str = "batched"
+) -> float:
+    """Epochs of all clients by a trainer, beside the plain loop."""
     how = {"batch_size": batch_size, "optimiser": Optimiser(lr=1e-3), "device": torch.device("cpu")}
-    batched, serial = (make_trainer(kind, problem, shards, **how) for kind in ("batched", "serial"))  # type: ignore[arg-type]
+    trainer, serial = (make_trainer(name, problem, shards, **how) for name in (kind, "serial"))  # type: ignore[arg-type]
     module, everybody = problem.start_model(0), np.arange(len(shards))
-    row = batched.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
+    row = serial.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
     start = row.expand(len(shards), -1)
     return ratio(
-        lambda: batched.train(everybody, start, epochs=epochs),
+        lambda: trainer.train(everybody, start, epochs=epochs),
         lambda: serial.train(everybody, start, epochs=epochs),
         repeats=5,
     )
@@ -89,7 +91,7 @@ def svm() -> float:
 def cnn() -> float:
     """Ten clients with 80 random images of the size of MNIST, 40 at a time."""
     problem, shards = MODELS["paper_cnn"].problem(10, 80)
-    return training(problem, shards, 40)
+    return training(problem, shards, 40, kind="threads")
 
 
 # -- all else --------------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def start_of_program() -> float:
 MEASURES: dict[str, Callable[[], float]] = {
     "boston: batched / serial": boston,
     "svm: batched / serial": svm,
-    "cnn: batched / serial": cnn,
+    "cnn: threads / serial": cnn,
     "round of 1e6 clients / sort of 1e6 numbers": simulated_round,
     "step of mean / copy": step_of("mean"),
     "step of buffer / copy": step_of("buffer"),

@@ -74,7 +74,8 @@ def _growth_row(name: str, rows: list[Row]) -> list[str]:
 
 def _milliseconds(row: Row) -> str:
     more = f", {float(row['times_copy']):.1f}x" if row["times_copy"] else f", {row['peak_mib']} MiB"
-    return f"{1e3 * float(row['seconds']):,.3g} ms{more}"
+    ms = 1e3 * float(row["seconds"])
+    return f"{ms:,.0f} ms{more}" if ms >= 1000 else f"{ms:.3g} ms{more}"
 
 
 def amount(value: float, unit: str) -> str:

@@ -97,9 +97,9 @@ class RowPerClient(Aggregator):
 
     def _mean(self) -> Tensor:
         """The sum of c_k times the row, c_k = n_k / n over the clients present; zero while nobody is there."""
-        return self._sum * self._share_of_one()
+        return self._sum * self._one_over_n()
 
-    def _share_of_one(self) -> float:
+    def _one_over_n(self) -> float:
         """1 / n over the clients present; 0 while nobody is there, when the sum is zero, too."""
         total = float(self._shares().sum())
         return 1 / total if total else 0.0

@@ -63,9 +63,9 @@ def are_stacked(like: Tensor) -> bool:
 
 
 def in_double(rows: Sequence[Tensor]) -> Iterator[Block]:
-    """Rows in double precision, block by block; each block overwrites the one before."""
+    """Rows on a CPU in double precision, block by block; each block overwrites the one before."""
     if rows:
-        room = rows[0].new_empty(_room(len(rows), rows[0]), dtype=torch.float64)
+        room = rows[0].new_empty(min(len(rows) * len(rows[0]), _CACHED), dtype=torch.float64)
         for some, columns in blocks(len(rows), rows[0]):
             block = _shaped(room, some, columns)
             for place, row in zip(block, rows[some], strict=True):
@@ -74,12 +74,12 @@ def in_double(rows: Sequence[Tensor]) -> Iterator[Block]:
 
 
 def changes(old: Sequence[Tensor], new: Callable[[slice, slice], Tensor], into: Sequence[Tensor]) -> Iterator[Block]:
-    """`new` less `old`, block by block; each block overwrites the one before.
+    """`new` less `old`, on a CPU, block by block; each block overwrites the one before.
 
     `new` gives some rows and columns. They are written into the rows `into`, if there are any.
     """
     if old:
-        room = old[0].new_empty(_room(len(old), old[0]))
+        room = old[0].new_empty(min(len(old) * len(old[0]), _CACHED))
         for some, columns in blocks(len(old), old[0]):
             change, values = _shaped(room, some, columns), new(some, columns)
             for place, row, value, target in zip(change, old[some], values, into[some] or repeat(None), strict=False):
@@ -87,12 +87,6 @@ def changes(old: Sequence[Tensor], new: Callable[[slice, slice], Tensor], into: 
                 if target is not None:
                     target[columns].copy_(value)
             yield some, columns, change
-
-
-def _room(count: int, row: Tensor) -> int:
-    """The numbers of the first block, which is the largest."""
-    first = next(blocks(count, row), None)
-    return 0 if first is None else len(range(count)[first[0]]) * len(range(len(row))[first[1]])
 
 
 def _shaped(room: Tensor, rows: slice, columns: slice) -> Tensor:

@@ -53,7 +53,7 @@ class Mifa(UpdateCache):
     def _direction(self, step: Step) -> tuple[Tensor, float]:
         for part in step.updates:
             self.keep(part)
-        return self._sum, self._share_of_one()
+        return self._sum, self._one_over_n()
 
 
 class FedVarp(UpdateCache):
@@ -80,6 +80,6 @@ class FedVarp(UpdateCache):
                 total += float(some.weight[some.picked].sum())
         if total:
             direction /= total
-        direction.add_(self._sum, alpha=self._share_of_one())
+        direction.add_(self._sum, alpha=self._one_over_n())
         self._sum += replaced
         return direction, 1.0

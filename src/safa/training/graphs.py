@@ -10,9 +10,11 @@ minute for every size, less when it has been done before: torch keeps what it ha
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +118,7 @@ class Recorded(Kernel):
             program(*arguments)  # what is set up by a first call cannot be recorded
         torch.cuda.current_stream(x.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
             program(*arguments)
         self._pool = self._pool or graph.pool()
         self._rows[:size, self._kernel.layout.trained :] = buffers
@@ -138,6 +140,19 @@ class Recorded(Kernel):
             return self._kernel.write_gradients
         _log.warning("compiled for %d clients in %.1f s", len(arguments[0]), time.perf_counter() - start)
         return found
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from freeing what is in cycles: a recording fails when the memory of another one is freed in it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _compiled(program: Program, arguments: tuple[Tensor, ...]) -> Program:

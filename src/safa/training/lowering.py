@@ -1,8 +1,8 @@
 """Operations that `torch.vmap` cannot put side by side, or only slowly, in terms of those that it can.
 
 While `lowered()` is in force, what a module calls is replaced on its way into torch: convolutions by one that has the
-clients as a dimension of its own (on a GPU), recurrent layers by their formulas step by step, and attention by its
-matrix products. The numbers are the same up to rounding.
+clients as a dimension of its own and linear layers by products whose gradients lie in memory as the weights do (on a
+GPU), recurrent layers by their formulas step by step, and attention by its matrix products. The numbers are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -105,6 +105,17 @@ def _pool(
     return max_pool(x, kernel)
 
 
+# -- linear layers -----------------------------------------------------------------------------------------------------
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Weights times inputs on a GPU; with inputs times weights, torch would compute the gradient of the transpose."""
+    if not x.is_cuda or x.dim() < 2:
+        return NotImplemented
+    y = (weight @ x.flatten(0, -2).mT).mT.unflatten(0, x.shape[:-1])
+    return y if bias is None else y + bias
+
+
 # -- recurrent layers --------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +208,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.conv1d: partial(_convolve, 1),
     torch.conv2d: partial(_convolve, 2),
     functional.max_pool2d: _pool,
+    functional.linear: _linear,
     torch.lstm: partial(_recurrent, _lstm_cell),
     torch.gru: partial(_recurrent, _gru_cell),
     torch.rnn_tanh: partial(_recurrent, partial(_simple_cell, torch.tanh)),

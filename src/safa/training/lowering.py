@@ -2,7 +2,8 @@
 
 While `lowered()` is in force, what a module calls is replaced on its way into torch: convolutions by one that has the
 clients as a dimension of its own and linear layers by products whose gradients lie in memory as the weights do (on a
-GPU), recurrent layers by their formulas step by step, and attention by its matrix products. The numbers are the same up to rounding.
+GPU), recurrent layers by their formulas step by step, and attention by its matrix products. The numbers are the same up
+to rounding.
 """
 
 from __future__ import annotations

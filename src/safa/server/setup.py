@@ -21,7 +21,7 @@ from safa.server.budget import Budget
 from safa.server.inbox import Inbox
 from safa.server.learner import Learner, UpdateSource
 from safa.training import Evaluator, Layout, torch_threads
-from safa.training.setup import TrainerOf, find_device, local_training, trainer_of
+from safa.training.setup import TrainerOf, find_device, local_training, memory_for, trainer_of
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
@@ -72,6 +72,7 @@ class Learning:
         """Clients are simulated and train on `shards`, or, without, deployed and send their updates to the `inbox`."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
         device = find_device(settings.device)
+        settings = replace(settings, memory_mb=memory_for(settings, device))
         self._threads, self._shards, self._directions = settings.threads, shards or (), problem.directions
         module = problem.start_model(settings.seed)
         self.layout = Layout(module)

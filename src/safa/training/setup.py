@@ -37,6 +37,7 @@ __all__ = [
     "make_schedule",
     "make_shards",
     "make_trainer",
+    "memory_for",
     "own_sizes",
     "stacked_trainer",
     "trainer_of",
@@ -110,7 +111,7 @@ def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: tor
         batch_size=settings.batch_size,
         optimiser=make_optimiser(settings),
         device=device,
-        memory_mb=settings.memory_mb,
+        memory_mb=memory_for(settings, device),
         shuffle=settings.shuffle,
         seed=settings.seed,
         compile_=settings.compile,
@@ -119,12 +120,13 @@ def trainer_of(settings: Settings, problem: Problem, shards: Shards, device: tor
 
 def stacked_trainer(settings: Settings, problem: Problem) -> StackedTrainer:
     """A trainer for several runs that have these settings in common, seed and learning rate excepted."""
+    device = find_device(settings.device)
     return StackedTrainer(
         problem,
         make_optimiser(settings),
         batch_size=settings.batch_size,
-        device=find_device(settings.device),
-        memory_mb=settings.memory_mb,
+        device=device,
+        memory_mb=memory_for(settings, device),
         shuffle=settings.shuffle,
         compile_=settings.compile,
     )
@@ -204,6 +206,13 @@ def make_attempt(
         lr=None if lr is None else float(lr[0]),
         base=int(bases[0]),
     )
+
+
+def memory_for(settings: Settings, device: torch.device) -> float:
+    """How much memory models and updates may take there."""
+    if settings.memory_mb:
+        return settings.memory_mb
+    return torch.cuda.get_device_properties(device).total_memory / 2**21 if device.type == "cuda" else 4096.0
 
 
 def find_device(name: str) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
 from safa.training.auto import for_one_client
-from safa.training.setup import find_device, make_optimiser, make_trainer
+from safa.training.setup import find_device, make_optimiser, make_trainer, memory_for
 
 __all__ = ["Reference", "reference", "steps_of"]
 
@@ -48,18 +48,19 @@ def reference(settings: Settings, problem: Problem) -> Reference:
     steps, epochs = min(settings.local_steps, _MOST_STEPS), min(settings.epochs, _MOST_STEPS)
     count = min(known, settings.batch_size * (steps or max(1, _MOST_STEPS // settings.epochs)))
     shard = np.linspace(0, known - 1, count).astype(np.int64)
+    device = find_device(settings.device)
     trainer = make_trainer(
         for_one_client(problem),
         replace(problem, train=problem.test),
         [shard],
         batch_size=settings.batch_size,
         optimiser=make_optimiser(settings),
-        device=find_device(settings.device),
-        memory_mb=settings.memory_mb,
+        device=device,
+        memory_mb=memory_for(settings, device),
     )
     module = problem.start_model(settings.seed)
     start = trainer.layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
-    start = start.to(find_device(settings.device))
+    start = start.to(device)
     amount: dict[str, Any] = {"steps": np.array([steps])} if steps else {"epochs": epochs}
     trained = trainer.train(np.zeros(1, dtype=np.int64), start.expand(1, -1), **amount)[0]
     norm = float(torch.linalg.vector_norm(trained.double() - start.double()))

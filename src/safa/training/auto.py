@@ -1,6 +1,6 @@
 """`trainer = auto`: the trainer that is fastest for a model here, found by a short measurement that is remembered.
 
-On a GPU that is the batched one, which was 22 times faster and more for every model that was tried. On a CPU, a few
+On a GPU that is the batched one, which was 30 times faster and more for every model that was tried. On a CPU, a few
 clients of the run make a few steps with each trainer, in turns. What they took is kept under a name that says all that
 it depends on: the model, its data and loss, how the clients train, the machine, torch and its threads. What was
 measured while the machine was busy is measured again when it is not.

@@ -16,10 +16,14 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
-__all__ = ["Forked"]
+__all__ = ["Forked", "GoneError"]
 
 _STANDARD = 2  # the last of the descriptors that every process has
 _HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+
+
+class GoneError(Exception):
+    """A child has ended in the middle of a call."""
 
 
 class Forked:
@@ -30,10 +34,13 @@ class Forked:
         """The process whose child it is: not this one, where this one was forked itself since then."""
         self.pipe, theirs = Pipe()
         """Has something to be read once the call has ended."""
-        pid = _fork(partial(_serve, function, theirs))
+        self.pid = _fork(partial(_serve, function, theirs))
         theirs.close()
-        self.end = weakref.finalize(self, _end, pid, self.owner)
-        """Ends it at once, and returns how it ended (see `os.waitpid`)."""
+        self._finalizer = weakref.finalize(self, _end, self.pid, self.owner)
+
+    def end(self) -> int:
+        """End it at once, and say how it ended: 0 or more by itself, less than 0 by that signal."""
+        return os.waitstatus_to_exitcode(self._finalizer() or 0)
 
     def call(self, *arguments: Any) -> None:
         """Let it call the function; that it is gone is found out by `wait`."""
@@ -41,11 +48,12 @@ class Forked:
             self.pipe.send_bytes(pickle.dumps(arguments))
 
     def wait(self) -> None:
-        """Wait for the end of the call, and raise the error that it ended with; an `EOFError` if the child is gone."""
+        """Wait for the end of the call, and raise the error that it ended with."""
         try:
-            error = pickle.loads(self.pipe.recv_bytes())
-        except ConnectionError:
-            raise EOFError from None
+            answer = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise GoneError from None
+        error = pickle.loads(answer)
         if error is not None:
             raise error
 
@@ -89,7 +97,7 @@ def _serve(function: Callable[..., None], pipe: Connection) -> None:
 
 
 def _close_all_but(descriptor: int) -> None:
-    """Close what was open in the parent: locks and sockets are to end with it, and so are the pipes of other children."""
+    """Close what the parent has open: its locks and sockets are to end with it, and so are the pipes of others."""
     for name in os.listdir("/proc/self/fd"):
         if _STANDARD < int(name) != descriptor:
             with contextlib.suppress(OSError):

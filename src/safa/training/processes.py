@@ -21,17 +21,22 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training.batches import Ids, Shards
-from safa.training.forked import Forked
+from safa.training.forked import Forked, GoneError
 from safa.training.threaded import RowTrainer, takes_channels_last
 from safa.training.threads import torch_threads
 from safa.training.trainer import LocalTrainer, Work
 
-__all__ = ["ProcessesTrainer", "can_fork"]
+__all__ = ["ProcessesTrainer", "can_fork", "is_beside_grpc"]
 
 
-def can_fork() -> bool:
-    """Whether this process may make children that share its memory: on Linux, and not beside the threads of gRPC."""
-    return sys.platform == "linux" and not {"grpc", "ray"} & set(sys.modules)
+def can_fork(device: torch.device) -> bool:
+    """Whether there can be such a trainer at all."""
+    return sys.platform == "linux" and device.type == "cpu"
+
+
+def is_beside_grpc() -> bool:
+    """Whether gRPC may be at work in this process, alone or under Ray: its threads do not survive a fork."""
+    return "grpc" in sys.modules or "ray" in sys.modules
 
 
 class ProcessesTrainer(LocalTrainer):
@@ -44,7 +49,7 @@ class ProcessesTrainer(LocalTrainer):
         self, problem: Problem, shards: Shards, *, device: torch.device, memory_mb: float = 1024.0, **how: Any
     ) -> None:
         """`how` is what a serial trainer is made with; rows that are on their way take `memory_mb` at most."""
-        if device.type != "cpu" or sys.platform != "linux":
+        if not can_fork(device):
             raise SafaError("the trainer processes needs Linux and the device cpu; try --trainer auto")
         self._trainer = RowTrainer(problem, shards, channels_last=takes_channels_last(problem), device=device, **how)
         self.layout, self._batches = self._trainer.layout, self._trainer._batches
@@ -89,14 +94,14 @@ class ProcessesTrainer(LocalTrainer):
                 try:
                     worker.finish(updates, part)
                     free.append(worker)
-                except EOFError:
+                except GoneError:
                     free.append(self._replaced(worker, work.clients[part], is_again=part[0] in lost))
                     left.appendleft(part)
                     lost.add(part[0])
 
     def _replaced(self, worker: _Worker, clients: Ids, *, is_again: bool) -> _Worker:
         """A new worker in the place of one that is gone, unless that happens with the same clients again."""
-        how = os.waitstatus_to_exitcode(worker.process.end())
+        how = worker.process.end()
         if is_again:
             words = signal.Signals(-how).name if how < 0 else f"exit code {how}"
             raise SafaError(
@@ -114,9 +119,7 @@ class _Worker:
     def __init__(self, trainer: RowTrainer, count: int) -> None:
         """For so many clients at a time."""
         layout = trainer.layout
-        self._rows, self._correction = (
-            _shared(count, width, layout.dtype) for width in (layout.size, layout.trained)
-        )
+        self._rows, self._correction = (_shared(count, width, layout.dtype) for width in (layout.size, layout.trained))
         self.process = Forked(partial(_train_part, trainer, self._rows, self._correction, os.getpid()))
 
     def begin(self, work: Work, start: Tensor, part: Ids, seeds: Ids) -> None:
@@ -158,7 +161,7 @@ def _shared(count: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _parts(steps: Ids, workers: int, most: int) -> Iterator[Ids]:
-    """Who is trained one after the other, of clients with so many steps: the longest first, and ever fewer at a time."""
+    """Who is trained by one worker, of clients with so many steps: the longest first, and ever fewer at a time."""
     order = np.argsort(-steps, kind="stable")
     done = np.cumsum(steps[order] + 1)
     begin = 0

@@ -31,7 +31,8 @@ class ThreadsTrainer(LocalTrainer):
         self._halted = Event()
         channels_last = takes_channels_last(problem)
         self._workers = [
-            RowTrainer(problem, shards, is_halted=self._halted.is_set, channels_last=channels_last, **how) for _ in range(count)
+            RowTrainer(problem, shards, is_halted=self._halted.is_set, channels_last=channels_last, **how)
+            for _ in range(count)
         ]
         self.layout, self._batches = self._workers[0].layout, self._workers[0]._batches
 

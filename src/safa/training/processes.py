@@ -61,11 +61,10 @@ class ProcessesTrainer(LocalTrainer):
 
     def _train(self, work: Work, start: Tensor) -> Tensor:
         updates = torch.empty_like(start)
-        seeds = torch.randint(2**62, (len(start),)).numpy()  # for models that draw random numbers
-        self._start_workers(min(self._most, len(start)))
         try:
             with torch_threads(1):
-                self._share_out(work, start, seeds, updates)
+                self._start_workers(work, start)
+                self._share_out(work, start, updates)
         except BaseException:
             for worker in self._workers:
                 worker.process.end()
@@ -73,21 +72,30 @@ class ProcessesTrainer(LocalTrainer):
             raise
         return updates
 
-    def _start_workers(self, count: int) -> None:
-        """Have at least so many, all of them children of this process."""
+    def _start_workers(self, work: Work, start: Tensor) -> None:
+        """Have as many as can be of use, all of them children of this process."""
         self._workers = [worker for worker in self._workers if worker.process.owner == os.getpid()]
-        while len(self._workers) < count:
+        if len(start) and not self._workers:
+            self._warm_up(work, start)
+        while len(self._workers) < min(self._most, len(start)):
             self._workers.append(_Worker(self._trainer, self._part))
 
-    def _share_out(self, work: Work, start: Tensor, seeds: Ids, updates: Tensor) -> None:
+    def _warm_up(self, work: Work, start: Tensor) -> None:
+        """Make a step of a client here: what torch loads or prepares when it is first used, no worker has to."""
+        k = int(work.steps.argmax())
+        with torch.random.fork_rng(devices=[]):
+            self._trainer.train_one(start[k], replace(work[k : k + 1], steps=np.minimum(work.steps[k : k + 1], 1)))
+
+    def _share_out(self, work: Work, start: Tensor, updates: Tensor) -> None:
         """Give every worker that is free the next clients, until all are trained; those of one that is lost, again."""
+        job = _Job(work, start)
         left = deque(_parts(work.steps, len(self._workers), self._part))
         free, busy = list(self._workers), dict[Any, tuple[_Worker, Ids]]()
         lost: set[int] = set()
         while left or busy:
             while left and free:
                 worker, part = free.pop(), left.popleft()
-                worker.begin(work[part], start, part, seeds[part])
+                worker.begin(job, part)
                 busy[worker.process.pipe] = worker, part
             for pipe in wait(list(busy)):
                 worker, part = busy.pop(pipe)
@@ -113,6 +121,16 @@ class ProcessesTrainer(LocalTrainer):
         return new
 
 
+class _Job:
+    """Clients that are to be trained, with what each is told, as it is sent to a worker."""
+
+    def __init__(self, work: Work, start: Tensor) -> None:
+        self.start, self.correction = start, work.correction
+        seeds = torch.randint(2**62, (len(start),)).numpy()  # for models that draw random numbers
+        self.numbers = np.stack([work.clients, work.steps, work.bases, seeds])
+        self.lr = None if work.lr is None else work.lr.double().numpy()
+
+
 class _Worker:
     """A process that trains clients, and the memory that it shares with its parent."""
 
@@ -122,34 +140,32 @@ class _Worker:
         self._rows, self._correction = (_shared(count, width, layout.dtype) for width in (layout.size, layout.trained))
         self.process = Forked(partial(_train_part, trainer, self._rows, self._correction, os.getpid()))
 
-    def begin(self, work: Work, start: Tensor, part: Ids, seeds: Ids) -> None:
-        """Let it train clients with this work, whose start models are the rows `part` of `start`."""
-        for place, k in enumerate(part):
-            self._rows[place] = start[k]
-        if work.correction is not None:
-            self._correction[: len(part)] = work.correction
-        lr = None if work.lr is None else work.lr.double().numpy()
-        self.process.call(replace(work, lr=None, correction=None), lr, work.correction is not None, seeds)
+    def begin(self, job: _Job, part: Ids) -> None:
+        """Let it train these clients of a job."""
+        for place, k in enumerate(part.tolist()):
+            self._rows[place] = job.start[k]
+            if job.correction is not None:
+                self._correction[place] = job.correction[k]
+        lr = None if job.lr is None else job.lr[part]
+        self.process.call(job.numbers[:, part], lr, job.correction is not None)
 
     def finish(self, updates: Tensor, part: Ids) -> None:
-        """Wait for it, and put what it has made into the rows `part`."""
+        """Wait for it, and put what it has made into the rows of these clients."""
         self.process.wait()
-        for place, k in enumerate(part):
+        for place, k in enumerate(part.tolist()):
             updates[k] = self._rows[place]
 
 
 def _train_part(
     trainer: RowTrainer, rows: Tensor, correction: Tensor, parent: int,
-    work: Work, lr: NDArray[np.float64] | None, is_corrected: bool, seeds: Ids,
+    numbers: Ids, lr: NDArray[np.float64] | None, is_corrected: bool,
 ) -> None:  # fmt: skip
     """Turn the start models in the first rows into updates; in the child."""
     torch.set_num_threads(1)
     trainer.is_halted = lambda: os.getppid() != parent
-    work = replace(
-        work,
-        lr=None if lr is None else torch.from_numpy(lr).to(rows.dtype),
-        correction=correction if is_corrected else None,
-    )
+    clients, steps, bases, seeds = numbers
+    rates = None if lr is None else torch.from_numpy(lr).to(rows.dtype)
+    work = Work(clients, steps, 0, bases, rates, correction if is_corrected else None)
     for place, seed in enumerate(seeds.tolist()):
         torch.default_generator.manual_seed(seed)
         rows[place] = trainer.train_one(rows[place], work[place : place + 1])

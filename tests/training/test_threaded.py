@@ -94,7 +94,7 @@ def test_the_error_of_a_client_is_raised_and_no_thread_is_left() -> None:
 def test_a_client_that_works_stops_when_it_is_told_to() -> None:
     halted = threading.Event()
     how: dict[str, Any] = {"batch_size": BATCH, "optimiser": Optimiser(lr=0.1), "device": torch.device("cpu")}
-    trainer = RowTrainer(make("network"), ragged_shards(BATCH), halted=halted, **how)
+    trainer = RowTrainer(make("network"), ragged_shards(BATCH), is_halted=halted.is_set, **how)
     halted.set()
     with pytest.raises(CancelledError):
         trainer.train(np.array([0]), torch.zeros(1, trainer.layout.size, dtype=torch.float64), epochs=1)

@@ -221,9 +221,9 @@ class Settings:
     )  # fmt: skip
     shuffle: bool = option(False, "whether a client goes through its samples in a new order every epoch", group=_LEARN)
     trainer: str = option(
-        "auto", "batched: many clients as one computation; threads: side by side on the cores; serial: one after the "
-        "other, the oracle; ray: batched, on the machines of a Ray cluster; auto: the fastest of the first three here, "
-        "by a short measurement", group=_LEARN,
+        "auto", "batched: many clients as one computation; threads: side by side on the cores; processes: likewise, in "
+        "processes, on Linux; serial: one after the other, the oracle; ray: batched, on the machines of a Ray cluster; "
+        "auto: the fastest of the first four here, by a short measurement", group=_LEARN,
         choices=TRAINERS,
     )  # fmt: skip
     device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)

@@ -23,6 +23,7 @@ from safa.training.batches import Shards
 from safa.training.local import LocalTraining
 from safa.training.on_ray import RayTrainer
 from safa.training.optimiser import Optimiser
+from safa.training.processes import ProcessesTrainer, is_beside_grpc
 from safa.training.serial import SerialTrainer
 from safa.training.stacked import StackedTrainer
 from safa.training.threaded import ThreadsTrainer
@@ -95,8 +96,10 @@ def make_trainer(
     common |= {"shuffle": shuffle, "seed": seed}
     if kind == "serial":
         return SerialTrainer(problem, shards, **common)
-    if kind == "threads":
+    if kind == "threads" or (kind == "processes" and is_beside_grpc()):  # they come to the same bytes
         return ThreadsTrainer(problem, shards, **common)
+    if kind == "processes":
+        return ProcessesTrainer(problem, shards, memory_mb=memory_mb, **common)
     if kind == "ray":
         return RayTrainer(problem, shards, memory_mb=memory_mb, **common)
     return BatchedTrainer(problem, shards, memory_mb=memory_mb, compile_=compile_, **common)

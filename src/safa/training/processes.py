@@ -30,8 +30,8 @@ __all__ = ["ProcessesTrainer", "can_fork", "is_beside_grpc"]
 
 
 def can_fork(device: torch.device) -> bool:
-    """Whether there can be such a trainer at all."""
-    return sys.platform == "linux" and device.type == "cpu"
+    """Whether there can be such a trainer at all: where torch sees a GPU, its autograd does not survive a fork."""
+    return sys.platform == "linux" and device.type == "cpu" and not torch.cuda.is_available()
 
 
 def is_beside_grpc() -> bool:
@@ -50,7 +50,7 @@ class ProcessesTrainer(LocalTrainer):
     ) -> None:
         """`how` is what a serial trainer is made with; rows that are on their way take `memory_mb` at most."""
         if not can_fork(device):
-            raise SafaError("the trainer processes needs Linux and the device cpu; try --trainer auto")
+            raise SafaError("the trainer processes needs Linux, the device cpu and no GPU that torch sees; try --trainer auto")
         self._trainer = RowTrainer(problem, shards, channels_last=takes_channels_last(problem), device=device, **how)
         self.layout, self._batches = self._trainer.layout, self._trainer._batches
         self._most = max(1, min(torch.get_num_threads(), len(shards)))

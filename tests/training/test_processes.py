@@ -290,7 +290,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 
 
 def test_a_gpu_is_refused_in_a_sentence() -> None:
-    with pytest.raises(SafaError, match="the trainer processes needs Linux and the device cpu"):
+    with pytest.raises(SafaError, match="the trainer processes needs Linux, the device cpu and no GPU"):
         trainer_of(make("network"), device=torch.device("cuda"))
 
 

@@ -109,7 +109,7 @@ def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch
 
 def test_the_trainer_of_the_docs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     exec(blocks("docs/learning.md")[0], {})
-    assert capsys.readouterr().out.strip() in ("batched", "threads", "serial")
+    assert capsys.readouterr().out.strip() in ("batched", "threads", "processes", "serial")
 
 
 def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from safa import simulate
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training import Optimiser, torch_threads
@@ -231,6 +232,19 @@ def test_no_process_is_left_when_the_trainer_is_gone() -> None:
     assert all(map(is_child, before))
     del trainer
     assert not any(map(is_child, before))
+
+
+def children() -> set[str]:
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def test_a_run_learns_as_with_threads_and_leaves_no_process() -> None:
+    before, given = children(), dict[str, Any](clients=4, rounds=2, lr=0.1, threads=2)
+    one, other = (simulate(make("network"), **given, trainer=kind).model() for kind in ("threads", "processes"))
+    assert children() <= before
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_process_that_was_forked_with_the_trainer_makes_workers_of_its_own() -> None:

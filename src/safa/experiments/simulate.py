@@ -61,7 +61,7 @@ class Experiment:
         """Those that were given, with the number of threads, the trainer and the learning rate that are used."""
         self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
-        self._notes: dict[str, str] = {}
+        notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
         self.trainer_words = self.learning_rate_words = ""
         """How the trainer was chosen and the learning rate was found, where that was asked for."""
@@ -73,7 +73,7 @@ class Experiment:
             self.settings, self.learning_rate_words = with_learning_rate(settings, problem, shards)
             settings = self.settings
             self._learning = _learning(settings, problem, protocol, shards, trainer_of)
-            self._notes = _about(problem)
+            notes = _about(problem)
         self.server = Server(
             protocol,
             seed=settings.seed,
@@ -82,7 +82,7 @@ class Experiment:
             checkpoint_every=settings.checkpoint_every,
             directions=settings.metrics,
             target=settings.target,
-            notes=lambda: self._notes,
+            notes=lambda: notes,
             repeats=True,
         )
         self._records = drive(self.server, self._fleet, settings)

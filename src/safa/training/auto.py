@@ -149,10 +149,14 @@ class _Race:
         self.spent = dict.fromkeys(self._trainers, math.inf)
 
     def warm_up(self) -> None:
-        """Half of the clients make one step each: for a large model that has to do. The very first does not count."""
+        """Half of the clients make one step each: for a large model that has to do. The very first does not count.
+
+        Of processes, the first step of each does not.
+        """
         some = np.arange(-(-len(self._start) // 2))
         for kind, trainer in self._trainers.items():
-            _seconds(trainer, some[:1], self._start, steps=np.ones(1, dtype=np.int64))
+            first = some if kind == "processes" else some[:1]
+            _seconds(trainer, first, self._start, steps=np.ones_like(first))
             self.spent[kind] = _seconds(trainer, some, self._start, steps=np.ones_like(some)) / len(some)
 
     def round(self) -> None:

@@ -50,7 +50,7 @@ class ProcessesTrainer(LocalTrainer):
     ) -> None:
         """`how` is what a serial trainer is made with; rows that are on their way take `memory_mb` at most."""
         if not can_fork(device):
-            raise SafaError("the trainer processes needs Linux, the device cpu and no GPU that torch sees; try --trainer auto")
+            raise SafaError("the trainer processes needs Linux, the device cpu and no GPU in sight; try --trainer auto")
         self._trainer = RowTrainer(problem, shards, channels_last=takes_channels_last(problem), device=device, **how)
         self.layout, self._batches = self._trainer.layout, self._trainer._batches
         self._most = max(1, min(torch.get_num_threads(), len(shards)))

@@ -114,6 +114,14 @@ def test_an_interrupt_ends_the_work_and_leaves_the_rest_undone() -> None:
     assert at_work() == []
 
 
+def test_its_threads_are_gone_for_the_system_too_so_that_the_process_can_be_forked() -> None:
+    seen: set[int] = set()
+    for _ in range(20):
+        side_by_side(range(4), range(8), lambda worker, item: seen.add(threading.get_native_id()), lambda: None)
+        assert not [task for task in seen if os.path.exists(f"/proc/self/task/{task}")]
+    assert seen
+
+
 class Viewing(nn.Module):
     """A convolution whose result is viewed as a vector, which needs the usual order in memory."""
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import threading
 import time
 from dataclasses import replace
 from typing import Unpack
@@ -78,7 +79,9 @@ def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device:
 def _kinds(device: torch.device) -> list[str]:
     """The trainers that are measured."""
     # Processes were as fast as threads or faster on 2 cores already; 16 of them are made in 0.15 s. One gains nothing.
-    forks = can_fork(device) and not is_beside_grpc() and torch.get_num_threads() > 1
+    # A thread that computes while a process is forked can leave a lock behind in it for ever: not beside other threads.
+    is_alone = threading.active_count() == 1 and not is_beside_grpc()
+    forks = can_fork(device) and is_alone and torch.get_num_threads() > 1
     return ["batched", "threads", *(["processes"] if forks else []), "serial"]
 
 

@@ -54,6 +54,10 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
         "safa.aggregation.update_cache:FedVarp",
         "the mean delta, corrected by those that clients had before (FedVARP)",
     ),
+    "ca2fl": (
+        "safa.aggregation.ca2fl:Ca2fl",
+        "what training changed, calibrated by what it changed before for every client (CA2FL)",
+    ),
     "scaffold": (
         "safa.aggregation.scaffold:Scaffold",
         "the mean of updates whose gradients are corrected by control variates (SCAFFOLD)",

@@ -58,6 +58,10 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
         "safa.aggregation.ca2fl:Ca2fl",
         "what training changed, calibrated by what it changed before for every client (CA2FL)",
     ),
+    "secant": (
+        "safa.aggregation.secant:Secant",
+        "what training changed, moved to the latest model, with the entries of all clients as control variates",
+    ),
     "scaffold": (
         "safa.aggregation.scaffold:Scaffold",
         "the mean of updates whose gradients are corrected by control variates (SCAFFOLD)",

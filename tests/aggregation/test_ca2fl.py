@@ -22,14 +22,14 @@ def ca2fl(steps: Sequence[TakenStep]) -> Row:
     """Wang et al. 2024, Algorithm 2, with the weights a_i of the record; what was undrafted is an entry before."""
     h: dict[int, Row] = {}
     for step in steps:
-        h |= {int(k): row for k, row in zip(step.client[~step.picked], (step.rows - step.start)[~step.picked])}
-        drafted = list(zip(step.client.tolist(), step.weight, step.rows - step.start, step.picked))
+        arrived = list(zip(step.client.tolist(), step.weight, step.rows - step.start, step.picked, strict=True))
+        h |= {k: delta for k, _, delta, picked in arrived if not picked}
         calibration = sum(n * h[k] for k, n in step.present.items() if k in h) / sum(step.present.values())
         change = np.zeros_like(step.before)
-        for k, a, delta, picked in drafted:
+        for k, a, delta, picked in arrived:
             if picked:
                 change += a * (delta - h.get(k, 0.0) + calibration)
-        h |= {k: delta for k, _, delta, _ in drafted}
+        h |= {k: delta for k, _, delta, _ in arrived}
     return np.asarray(steps[-1].before + change)
 
 
@@ -40,9 +40,7 @@ def test_ca2fl_keeps_the_contract_and_its_formula() -> None:
 
 def test_before_there_are_entries_it_is_fedbuff() -> None:
     some = updates([0, 1], [0.5, 0.3], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    made = [
-        begun(kind(), torch.zeros(2), [1, 2, 3]).step(step_of(1, Rule.DELTA, [some])) for kind in (Buffer, Ca2fl)
-    ]
+    made = [begun(kind(), torch.zeros(2), [1, 2, 3]).step(step_of(1, Rule.DELTA, [some])) for kind in (Buffer, Ca2fl)]
     assert torch.equal(*made)
 
 

@@ -18,7 +18,7 @@ from safa.errors import SafaError
 from safa.protocol.records import Rule
 from safa.testing import TakenStep, check_aggregator
 from safa.testing.aggregators import check_formula
-from tests.aggregation.steps import begun, step_of, updates
+from tests.aggregation.steps import begun, ids, parts_of, step_of, updates
 
 Row = NDArray[np.float64]
 
@@ -87,3 +87,121 @@ def test_secant_keeps_the_contract_and_its_rule() -> None:
 def test_either_estimate_can_be_replaced_by_a_number(gamma: float | None, theta: float | None) -> None:
     for seed in range(2):
         check_formula(lambda: Secant(gamma=gamma, theta=theta), Literal(gamma, theta), seed=seed)
+
+
+Train = Callable[[int, Tensor], Tensor]
+
+
+class World:
+    """Clients whose deltas are known functions of what they start from, and an aggregator."""
+
+    def __init__(self, secant: Secant, train: Train, *, clients: int = 3, length: int = 2, trained: int = 2) -> None:
+        self.secant, self.train, self.versions = secant, train, Versions(torch.zeros(length).double(), trained=trained)
+        secant.begin(self.versions, np.ones(clients), memory_mb=1.0)
+
+    def step(self, clients: Sequence[int], bases: Sequence[int], weight: float, *, most: int = 100) -> Tensor:
+        """A step of the updates of these clients from these versions, in parts of at most so many."""
+        starts = self.versions.rows(ids(bases))
+        rows = torch.stack([start + self.train(k, start) for k, start in zip(clients, starts, strict=True)])
+        whole = updates(clients, [weight] * len(clients), rows, base=ids(bases), start=starts)
+        version = self.versions.latest + 1
+        model = self.secant.step(step_of(version, Rule.DELTA, parts_of(whole, most)))
+        self.versions.add(version, model)
+        return model
+
+
+def towards(client: int, start: Tensor) -> Tensor:
+    """A part of the way to the client's own optimum, as gradient descent on |x - optimum|^2 goes."""
+    return 0.4 * (torch.tensor([float(client), -2.0 * client]).double() - start)
+
+
+def test_the_slope_is_that_of_the_clients() -> None:
+    world = World(Secant(), towards)
+    assert world.secant.gamma == 0.5
+    world.step([0, 1, 2], [0, 0, 0], 0.3)
+    world.step([0, 2], [0, 1], 0.3)  # from the same version as before, and from another
+    assert world.secant.gamma == pytest.approx(0.4)
+
+
+def test_a_stale_update_counts_as_if_it_had_begun_from_the_latest_model() -> None:
+    world = World(Secant(gamma=0.4, theta=1.0), towards)
+    world.step([0, 1, 2], [0, 0, 0], 0.3)
+    world.step([2, 1], [1, 0], 0.3)
+    before = world.versions.model
+    after = world.step([0], [0], 0.5)  # theta = 1, so that everybody counts, although only one has sent something
+    assert torch.allclose(after, before + 0.5 * torch.stack([towards(k, before) for k in range(3)]).mean(0))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_the_two_ends_are_the_caches_of_updates_and_of_models(gamma: float) -> None:
+    world = World(Secant(gamma=gamma, theta=1.0), towards)
+    start = world.versions.model
+    first = world.step([0, 1, 2], [0, 0, 0], 0.3)
+    deltas = torch.stack([towards(k, start) for k in range(3)])
+    models = start + deltas
+    entries = models - first if gamma else deltas
+    assert torch.allclose(world.step([1], [0], 0.5), first + 0.5 * entries.mean(0))
+
+
+def test_theta_says_how_well_entries_foretell_updates() -> None:
+    rng = np.random.default_rng(0)
+
+    def noise(client: int, start: Tensor) -> Tensor:
+        return torch.from_numpy(rng.normal(size=200))
+
+    def own(client: int, start: Tensor) -> Tensor:
+        return torch.full((200,), float(client)).double()
+
+    thetas = []
+    for train in (noise, own):
+        world = World(Secant(), train, clients=10, length=200, trained=200)
+        for number in range(20):
+            world.step(range(10), [max(0, number - 1)] * 10, 0.01)
+        thetas.append(world.secant.theta)
+    assert thetas[0] < 0.1
+    assert thetas[1] == pytest.approx(1.0)
+
+
+def test_buffers_are_averaged_and_change_no_estimate() -> None:
+    def train(client: int, start: Tensor) -> Tensor:
+        return torch.cat([towards(client, start[:2]), 1000.0 * (client + 1) - start[2:]])
+
+    with_buffer, without = World(Secant(), train, length=3), World(Secant(), towards)
+    for clients, bases in [([0, 1, 2], [0, 0, 0]), ([0, 2], [1, 0]), ([1, 2], [1, 2])]:
+        before = with_buffer.versions.model
+        model = with_buffer.step(clients, bases, 0.25)
+        assert torch.equal(model[:2], without.step(clients, bases, 0.25))
+        expected = before[2] + sum(0.25 * (1000.0 * (k + 1) - float(before[2])) for k in clients)
+        assert float(model[2]) == pytest.approx(float(expected))
+    assert (with_buffer.secant.gamma, with_buffer.secant.theta) == (without.secant.gamma, without.secant.theta)
+
+
+def test_several_updates_of_a_client_in_a_step_count_one_after_the_other() -> None:
+    whole, parts = (World(Secant(), towards) for _ in range(2))
+    for clients, bases in [([0, 1, 0], [0, 0, 0]), ([1, 1, 2, 0], [0, 1, 1, 1]), ([2, 2, 0], [1, 2, 2])]:
+        one, other = whole.step(clients, bases, 0.2), parts.step(clients, bases, 0.2, most=1)
+        assert torch.allclose(one, other)
+        assert whole.secant.gamma == pytest.approx(parts.secant.gamma)
+        assert whole.secant.theta == pytest.approx(parts.secant.theta)
+    assert torch.allclose(whole.secant.entries(ids([2]))[0], towards(2, whole.versions[2]))
+
+
+def test_before_there_are_entries_it_is_fedbuff_of_fresh_updates() -> None:
+    some = updates([0, 1], [0.5, 0.3], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    made = [begun(kind(), torch.zeros(2), [1, 2]).step(step_of(1, Rule.DELTA, [some])) for kind in (Buffer, Secant)]
+    assert torch.equal(*made)
+
+
+def test_bases_are_versions_that_are_kept_for_their_entries() -> None:
+    world = World(Secant(), towards, clients=1000)
+    world.step([5, 900], [0, 0], 0.1)
+    world.step([5, 6], [1, 1], 0.1)
+    assert world.secant.references() == {0, 1}
+    assert world.secant.tables()["updates"].numbers.tolist() == [5, 6, 900]
+    world.step([900], [1], 0.1)
+    assert world.secant.references() == {1}
+
+
+def test_a_number_that_is_no_share_is_refused() -> None:
+    with pytest.raises(SafaError, match=r"gamma must be from 0 to 1, or left out to be estimated, not 2"):
+        Secant(gamma=2)

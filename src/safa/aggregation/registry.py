@@ -58,6 +58,14 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
         "safa.aggregation.ca2fl:Ca2fl",
         "what training changed, calibrated by what it changed before for every client (CA2FL)",
     ),
+    "fedstale": (
+        "safa.aggregation.fedstale:FedStale",
+        "fresh deltas by how rarely a client takes part, and a part of the latest of everybody (FedStale)",
+    ),
+    "refl": (
+        "safa.aggregation.refl:Refl",
+        "the mean delta; a stale one counts by its lag and by how much it differs (REFL)",
+    ),
     "secant": (
         "safa.aggregation.secant:Secant",
         "what training changed, moved to the latest model, with the entries of all clients as control variates",

@@ -253,7 +253,7 @@ class Versions:
     """
 
     def __init__(self, start: Tensor, *, memory_mb: float = 4096.0, trained: int | None = None) -> None:
-        """`start` is w(0) as a row, whose first `trained` numbers are parameters (None: all); the others are buffers."""
+        """`start` is w(0) as a row, whose first `trained` numbers are parameters (None: all of them)."""
         self.trained = start.numel() if trained is None else trained
         """How many numbers of a row are trained; those behind them are buffers, such as the means of batch norm."""
         self.latest, self._changed = 0, {0}

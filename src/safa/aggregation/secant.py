@@ -1,5 +1,4 @@
-"""Secant: stale updates are moved to where the global model is now, and the entries of all clients are used as control
-variates.
+"""Secant: updates and a cache of them are moved to where the global model is; the cache is a control variate.
 
 An entry is the latest delta of a client and the version that it was trained from. How far a delta changes when its base
 does is estimated from two updates of the same client, as the slope of a secant:
@@ -14,8 +13,8 @@ for an update D_k from b_k and the entry h_k from b'_k, p_k = n_k/n; older pairs
     w  := w + sum a_i u_i + theta sum a_i (H - e_i)
 
 where a_i are the weights of the record, the second sum is over updates whose clients have an entry, and theta, between
-0 and 1, is the slope of the regression of u on e over these (a moving one over the steps). With gamma = 1, H is the step
-of SAFA's cache of models, with gamma = 0 that of MIFA's cache of updates. Nobody is refused, and nothing has to be set.
+0 and 1, is the slope of the regression of u on e over these (a moving one over the steps). With gamma = 1, H is the
+step of SAFA's cache of models, with gamma = 0 that of MIFA's cache of updates. Nothing has to be set.
 
 A step uses the gamma and theta of the steps before it, so that its updates can be gone through once, and a coefficient
 does not depend on what it is applied to. Buffers of a model, such as the statistics of batch norm, are no part of the

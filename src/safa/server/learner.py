@@ -118,8 +118,8 @@ class Learner:
     ) -> None:
         """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the test loss and metrics of a model.
 
-        The first `trained` numbers of a row are parameters (None: all of them), the others are buffers. `threads` is how
-        many torch computes a round with (0: as many as it has).
+        The first `trained` numbers of a row are parameters (None: all of them), the others are buffers. `threads` is
+        how many torch computes a round with (0: as many as it has).
         """
         self._source, self._aggregator, self._evaluate = source, aggregator, evaluate
         self._eval_every, self._threads = eval_every, threads

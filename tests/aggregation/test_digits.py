@@ -39,8 +39,8 @@ def test_it_trains_digits(chosen: dict[str, Any], protocol: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", ["buffer", "ca2fl", "fedstale", "refl", "secant"])
 def test_it_trains_digits_of_buffered_updates(aggregator: str) -> None:
-    settings = settings_of("fedbuff", aggregator=aggregator, buffer_size=5, rounds=60, eval_every=60)
-    assert accuracy_of(Experiment(settings)) > 0.7
+    careful = {"server_step": 0.3} if aggregator in ("ca2fl", "fedstale") else {}
+    assert accuracy_of(Experiment(settings_of("fedbuff", aggregator=aggregator, buffer_size=5, **careful))) > 0.7
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from safa.aggregation.buffer import Buffer
 from safa.aggregation.rows import Versions
 from safa.aggregation.secant import Secant
 from safa.errors import SafaError
-from safa.protocol.records import Rule
+from safa.protocol.records import Ids, Rule
 from safa.testing import TakenStep, check_aggregator
 from safa.testing.aggregators import check_formula
 from tests.aggregation.steps import begun, ids, parts_of, step_of, updates
@@ -205,3 +205,46 @@ def test_bases_are_versions_that_are_kept_for_their_entries() -> None:
 def test_a_number_that_is_no_share_is_refused() -> None:
     with pytest.raises(SafaError, match=r"gamma must be from 0 to 1, or left out to be estimated, not 2"):
         Secant(gamma=2)
+
+
+def test_long_rows_are_gone_through_in_blocks() -> None:
+    """Rows of more than one block of columns, the last of them buffers, against the rule."""
+    rng = np.random.default_rng(1)
+    trained, length = 2**16 + 3, 2**16 + 7
+    secant, literal, before = Secant(), Literal(), np.zeros(length)
+    versions = Versions(torch.from_numpy(before), trained=trained)
+    secant.begin(versions, np.ones(5), memory_mb=1.0)
+    for version in range(1, 4):
+        clients, base = ids(range(version - 1, version + 2)), ids([version - 1, max(0, version - 2), 0])
+        start = versions.rows(base).numpy()
+        rows = start + rng.normal(size=(1, length)) + 0.1 * rng.normal(size=(3, length)) - 0.3 * start
+        weight = np.array([0.3, 0.2, 0.1])
+        some = updates(
+            clients.tolist(), weight.tolist(), torch.from_numpy(rows), base=base, start=torch.from_numpy(start)
+        )
+        model = secant.step(step_of(version, Rule.DELTA, [some]))
+        cut = slice(0, trained)
+        expected = literal.step(taken(clients, base, weight, rows[:, cut], start[:, cut], before[cut]))
+        assert np.allclose(model[cut], expected)
+        assert np.allclose(model[trained:], before[trained:] + weight @ (rows - before)[:, trained:])
+        assert (secant.gamma, secant.theta) == pytest.approx((literal.gamma, literal.theta))
+        versions.add(version, model)
+        before = model.numpy()
+
+
+def taken(clients: Ids, base: Ids, weight: Row, rows: Row, start: Row, before: Row) -> TakenStep:
+    return TakenStep(
+        version=0,
+        rule=Rule.DELTA,
+        present=dict.fromkeys(range(5), 1.0),
+        deprecated=ids([]),
+        client=clients,
+        base=base,
+        weight=weight,
+        picked=np.ones(len(clients), np.bool_),
+        rows=rows,
+        start=start,
+        step_size=np.ones(len(clients)),
+        before=before,
+        makes_version=True,
+    )

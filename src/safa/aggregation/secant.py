@@ -33,7 +33,7 @@ from torch import Tensor
 
 from safa.aggregation.aggregator import Step, Updates
 from safa.aggregation.row_per_client import each_client_once, weighted
-from safa.aggregation.rows import Versions, blocks
+from safa.aggregation.rows import Versions, are_stacked, blocks
 from safa.aggregation.update_cache import UpdateCache
 from safa.errors import SafaError
 from safa.protocol.records import Ids, Rule
@@ -43,6 +43,9 @@ __all__ = ["Secant"]
 _FIRST_GAMMA = 0.5  # before there are two updates of one client
 _KEPT_PER_STEP = 0.9  # of what theta is estimated from
 _LEAST_MEMORY = 10  # pairs that gamma is estimated from, at least; else as many as there are clients
+
+_Rows = Tensor | list[Tensor]
+"""Rows as one tensor [K, d], or one by one where they lie."""
 
 
 @dataclass
@@ -63,6 +66,13 @@ class _Tally:
     @classmethod
     def like(cls, row: Tensor) -> _Tally:
         return cls(torch.zeros_like(row), torch.zeros_like(row), row.new_zeros(4))
+
+    def add(self, fresh: Tensor, old: Tensor, columns: slice) -> None:
+        """Some columns of some u_i and e_i."""
+        self.fresh[columns] += fresh.sum(0)
+        self.old[columns] += old.sum(0)
+        self.products[2] += _dot(fresh, old)
+        self.products[3] += _dot(old, old)
 
 
 class Secant(UpdateCache):
@@ -93,7 +103,7 @@ class Secant(UpdateCache):
             clients, share = some.client, self._shares()[some.client]
             known = self._has_row[clients]
             replaced = np.append(some.base, self._base[clients[known]])
-            self._base_sum += self._sum_of_versions(replaced, np.append(share, -share[known]))
+            self._add_bases(replaced, np.append(share, -share[known]))
             self._base[clients] = some.base
             super().keep(some)
 
@@ -136,26 +146,30 @@ class Secant(UpdateCache):
 
     def _compare(self, updates: Updates, direction: Tensor, tally: _Tally) -> None:
         """Subtract theta a_i e_i, and sum up what gamma and theta are estimated from. All clients have an entry."""
-        clients, trained = updates.client, self.versions.trained
+        clients = updates.client
         if not len(clients):
             return
-        entries, bases = self._rows_of(clients), self.versions.rows(self._base[clients])
-        share = torch.from_numpy(self._shares()[clients] * self._one_over_n()).to(direction)
-        for rows, columns in blocks(len(updates), direction[:trained]):
+        entries, bases = self._entries_and_bases(clients)
+        share = torch.from_numpy(self._shares()[clients] * self._one_over_n()).to(updates.rows)[:, None]
+        for rows, columns in blocks(len(updates), direction[: self.versions.trained]):
             delta, start = updates.deltas_in(rows, columns), updates.start[rows, columns]
-            entry, base = entries[rows, columns], bases[rows, columns]
+            entry, base = _cut(entries, rows, columns), _cut(bases, rows, columns)
             fresh, old = self._moved(delta, start, columns), self._moved(entry, base, columns)
             direction[columns].sub_(weighted(updates.weight[rows], old), alpha=self.theta)
-            tally.fresh[columns] += fresh.sum(0, dtype=torch.float64)
-            tally.old[columns] += old.sum(0, dtype=torch.float64)
+            tally.add(fresh, old, columns)
             apart = start - base
-            tally.products[0] -= share[rows] @ _dots(delta - entry, apart)
-            tally.products[1] += share[rows] @ _dots(apart, apart)
-            tally.products[2] += _dots(fresh, old).sum()
-            tally.products[3] += _dots(old, old).sum()
+            tally.products[0] -= _dot(share[rows] * apart, delta - entry)
+            tally.products[1] += _dot(share[rows] * apart, apart)
         tally.count += len(clients)
         tally.pairs += int(np.count_nonzero(updates.base != self._base[clients]))
         tally.weight += float(updates.weight.sum())
+
+    def _entries_and_bases(self, clients: Ids) -> tuple[_Rows, _Rows]:
+        """The entries of these clients, and the models that they were trained from; long rows are not copied."""
+        base = self._base[clients]
+        if are_stacked(self._sum):
+            return self._rows_of(clients), self.versions.rows(base)
+        return self._views_of(clients), [self.versions[version] for version in base.tolist()]
 
     def _estimate(self, tally: _Tally) -> None:
         """Gamma and theta for the next step."""
@@ -171,24 +185,22 @@ class Secant(UpdateCache):
 
     # -- the sum of bases --------------------------------------------------------------------------------------------
 
-    def _sum_of_versions(self, versions: Ids, weight: NDArray[np.float64]) -> Tensor:
-        """The weighted sum of the models of these versions."""
-        total = torch.zeros_like(self._sum)
+    def _add_bases(self, versions: Ids, weight: NDArray[np.float64]) -> None:
+        """Add the models of these versions to the sum of bases, so many times each."""
         distinct, group = np.unique(versions, return_inverse=True)
-        together = np.bincount(group, weights=weight, minlength=len(distinct)).astype(np.float64)
-        for first in range(0, len(distinct), self._chunk):
-            part = slice(first, first + self._chunk)
-            total += weighted(together[part], self.versions.rows(distinct[part]).double())
-        return total
+        together = np.bincount(group, weights=weight, minlength=len(distinct))
+        for version, times in zip(distinct.tolist(), together.tolist(), strict=True):
+            self._base_sum.add_(self.versions[version], alpha=times)
 
     def _reweigh(self, clients: Ids, change: NDArray[np.float64]) -> None:
         super()._reweigh(clients, change)
-        self._base_sum += self._sum_of_versions(self._base[clients], change[clients])
+        self._add_bases(self._base[clients], change[clients])
 
     def _refresh(self) -> None:
         super()._refresh()
         known = np.flatnonzero(self._has_row)
-        self._base_sum = self._sum_of_versions(self._base[known], self._shares()[known])
+        self._base_sum.zero_()
+        self._add_bases(self._base[known], self._shares()[known])
 
     def _make_room(self, count: int) -> None:
         self._base = np.append(self._base, np.zeros(max(0, count - len(self._base)), dtype=np.int64))
@@ -219,9 +231,14 @@ def _checked(name: str, share: float | None) -> float | None:
     return share
 
 
-def _dots(one: Tensor, other: Tensor) -> Tensor:
-    """The inner product of every row of one with that of the other."""
-    return (one * other).sum(1, dtype=torch.float64)
+def _cut(rows: _Rows, some: slice, columns: slice) -> Tensor:
+    """Some rows and columns."""
+    return rows[some, columns] if isinstance(rows, Tensor) else torch.stack([row[columns] for row in rows[some]])
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of the inner products of every row of one with that of the other."""
+    return torch.dot(one.flatten(), other.flatten())
 
 
 def _ratio(parts: NDArray[np.float64], otherwise: float) -> float:

@@ -60,7 +60,7 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
     ),
     "fedstale": (
         "safa.aggregation.fedstale:FedStale",
-        "fresh deltas by how rarely a client takes part, and a part of the latest of everybody (FedStale)",
+        "rare clients' deltas count more, and a part of the latest of everybody (FedStale)",
     ),
     "refl": (
         "safa.aggregation.refl:Refl",
@@ -68,7 +68,7 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
     ),
     "secant": (
         "safa.aggregation.secant:Secant",
-        "what training changed, moved to the latest model, with the entries of all clients as control variates",
+        "what training changed, moved to the latest model; the latest of everybody corrects it",
     ),
     "scaffold": (
         "safa.aggregation.scaffold:Scaffold",
@@ -157,6 +157,8 @@ def build(name: str, settings: Mapping[str, Any], options: Mapping[str, Any] | N
     """
     cls = find(name)
     given = _given(name, cls, settings, options or {})
+    if is_own(cls):
+        _check_numbers(options or {})
     try:
         return cls(**given)
     except (TypeError, ValueError) as wrong:
@@ -215,6 +217,13 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
             how = f"give it with --set aggregator.{key}=VALUE"
             raise SafaError(f"{name} needs its setting {key!r}, which has no default; {how}")
     return given
+
+
+def _check_numbers(options: Mapping[str, Any]) -> None:
+    """Complain about anything else: all parameters of this package's aggregators are numbers."""
+    for key, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SafaError(f"{key} must be a number, not {value!r}")
 
 
 def _load(where: str) -> type[Aggregator]:

@@ -191,8 +191,8 @@ class Settings:
         needs={"aggregator": ("krum",)},
     )  # fmt: skip
     server_step: float = option(
-        1.0, "the step size of MIFA, FedVARP and SCAFFOLD", group=_AGGREGATION, above=0, below=math.inf,
-        needs={"aggregator": ("mifa", "fedvarp", "scaffold")},
+        1.0, "the step size of MIFA, FedVARP, CA2FL, FedStale and SCAFFOLD", group=_AGGREGATION, above=0,
+        below=math.inf, needs={"aggregator": ("mifa", "fedvarp", "ca2fl", "fedstale", "scaffold")},
     )  # fmt: skip
     server_optimiser: str = option(
         "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_AGGREGATION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from safa.analysis import measure
 from safa.errors import SafaError
-from safa.fleet import make_fleet
+from safa.fleet import Faults, Fleet, make_fleet
 from safa.protocol.records import EndedBy, RoundRecord, Verdict
 from safa.protocol.registry import parameters
 from safa.runs.settings import Settings
@@ -49,8 +50,53 @@ worlds = st.fixed_dictionaries(
 @given(worlds, st.booleans())
 def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any], sparing: bool) -> None:
     setting = replace(Settings.of("mnist"), **world)  # some have no effect with some protocols
-    slow = oracle.simulate(setting, make_fleet(setting), sparing=sparing)
-    fast = list(run_sparingly(setting) if sparing else run_rounds(setting))
+    check_against_oracle(setting, make_fleet(setting), sparing)
+
+
+returning_worlds = st.fixed_dictionaries(
+    {
+        "crash_rate": st.sampled_from([0.0, 0.3, 0.8]),
+        "fault_model": st.just("attempt"),
+        "return_delay_s": st.sampled_from([1.0, 60.0, 1000.0]),
+        "speed_mean": st.sampled_from([0.02, 1.0]),
+        "online_hours": st.sampled_from([0.0, 4.0, 20.0]),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds, returning_worlds, st.booleans())
+def test_the_fast_simulation_of_returns_equals_the_slow_one(
+    world: dict[str, Any], returning: dict[str, Any], sparing: bool
+) -> None:
+    setting = replace(Settings.of("mnist"), **world | returning)
+    check_against_oracle(setting, make_fleet(setting), sparing)
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds, returning_worlds, st.integers(0, 1000), st.booleans())
+def test_returns_and_times_online_equal_the_slow_simulation(
+    world: dict[str, Any], returning: dict[str, Any], drawn: int, repeats: bool
+) -> None:
+    """Times online that touch each other, or the ends of a period, and clients that are never online."""
+    setting = replace(Settings.of("mnist"), **world | returning | {"clients": 9})
+    edges = [np.unique(rng.integers(0, 21, rng.integers(0, 9)) * 100.0) for rng in [np.random.default_rng(drawn)] * 9]
+    rows = [(k, start, end) for k, times in enumerate(edges) for start, end in itertools.pairwise(times)]
+    faults = Faults(
+        9,
+        seed=setting.seed,
+        crash_rate=setting.crash_rate,
+        trace=np.array([row for place, row in enumerate(rows) if place % 3], dtype=np.float64).reshape(-1, 3),
+        period_s=np.full(9, 2000.0) if repeats else None,
+        return_delay_s=setting.return_delay_s,
+    )
+    check_against_oracle(setting, replace(make_fleet(setting), faults=faults), sparing=False)
+
+
+def check_against_oracle(setting: Settings, fleet: Fleet, sparing: bool) -> None:
+    """The fast simulation must yield what the slow one does, to the last bit."""
+    slow = oracle.simulate(setting, fleet, sparing=sparing)
+    fast = list(run_sparingly(setting, fleet) if sparing else run_rounds(setting, fleet))
     assert len(slow) == len(fast)
     for expected, record in zip(slow, fast, strict=True):
         assert (record.opened_s, record.closed_s) == (expected.opened_s, expected.closed_s)
@@ -61,9 +107,8 @@ def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any], sparing:
         assert record.crashed.tolist() == expected.crashed
 
 
-def run_sparingly(setting: Settings) -> Iterator[RoundRecord]:
+def run_sparingly(setting: Settings, fleet: Fleet) -> Iterator[RoundRecord]:
     """The rounds of a protocol that asks slow clients for a part of their work."""
-    fleet = make_fleet(setting)
     kind = SPARING[setting.protocol]
     taken = {name: value for name, value in setting.values().items() if name in parameters(kind.__mro__[2])}
     server = Server(kind(fleet.sizes, **taken), seed=setting.seed, rounds=setting.rounds)
@@ -124,7 +169,7 @@ def test_an_abandoned_attempt_is_futile(tmp_path: Path) -> None:
 def test_half_the_work_takes_half_the_time(tmp_path: Path) -> None:
     """A client that needs 4 s, another 1 s: in the second round, the slow one is asked for half."""
     setting = hand_made(tmp_path, [1.0, 0.25], fraction=1.0, rounds=2, protocol="fedavg")
-    whole, half = run_sparingly(setting)
+    whole, half = run_sparingly(setting, make_fleet(setting))
     assert (whole.closed_s, whole.work_done, whole.work.tolist()) == (4.0, 2.0, [1.0, 1.0])
     assert (half.length_s, half.work_done, half.work.tolist()) == (2.0, 1.5, [1.0, 0.5])
 

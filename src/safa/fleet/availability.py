@@ -42,18 +42,18 @@ class Availability:
     """
 
     def __init__(self, trace: _Seconds, period_s: _Seconds | None = None) -> None:
-        self._trace = trace
+        self.trace = trace
         self._span = float(trace[:, 2].max()) + 1.0 if len(trace) else 1.0
         self._starts = trace[:, 0] * self._span + trace[:, 1]
-        self._period_s = period_s
+        self.period_s = period_s
 
     def offline_s(self, clients: _Ids, at_s: _Seconds) -> _Seconds:
         """When each client, online or not at that time, is next offline: at once if it is not online."""
-        if not len(self._trace):
+        if not len(self.trace):
             return at_s
-        if self._period_s is None:
+        if self.period_s is None:
             return np.maximum(self._until_s(clients, at_s), at_s)
-        period_s = self._period_s[clients]
+        period_s = self.period_s[clients]
         past_s = np.mod(at_s, period_s)
         until_s = self._until_s(clients, past_s)
         # Online to the end of a period and from the start of the next one, a client is not offline in between.
@@ -71,30 +71,30 @@ class Availability:
 
     def _next(self, clients: _Ids, at_s: _Seconds) -> tuple[_Seconds, _Seconds]:
         """The next time online of clients that are offline."""
-        if not len(self._trace):
+        if not len(self.trace):
             return np.full(len(clients), np.inf), np.full(len(clients), np.inf)
-        period_s = np.full(len(clients), np.inf) if self._period_s is None else self._period_s[clients]
+        period_s = np.full(len(clients), np.inf) if self.period_s is None else self.period_s[clients]
         past_s = np.mod(at_s, period_s)
         later, later_is_own = self._row(self._place(clients, past_s) + 1, clients)
-        first, first_is_own = self._row(np.searchsorted(self._trace[:, 0], clients), clients)
+        first, first_is_own = self._row(np.searchsorted(self.trace[:, 0], clients), clients)
         start_s = np.where(later_is_own, later[:, 1], period_s + first[:, 1])
         end_s = np.where(later_is_own, later[:, 2], period_s + first[:, 2])
-        goes_on = later_is_own & (end_s >= period_s) & (first[:, 1] == 0)
-        end_s = np.where(goes_on, period_s + first[:, 2], end_s)
+        goes_on_s = np.where(first[:, 1] == 0, first[:, 2], 0.0)  # into the next period
+        end_s = np.where(later_is_own & (end_s >= period_s), period_s + goes_on_s, end_s)
         begin_s = at_s - past_s
         from_s = np.where(first_is_own, np.maximum(begin_s + start_s, at_s), np.inf)
         return from_s, np.where(first_is_own, begin_s + end_s, np.inf)
 
     def _row(self, place: _Ids, clients: _Ids) -> tuple[_Seconds, NDArray[np.bool_]]:
         """The rows at these places, and whether each is of the client."""
-        rows = self._trace[np.minimum(place, len(self._trace) - 1)]
-        return rows, (place < len(self._trace)) & (rows[:, 0] == clients)
+        rows = self.trace[np.minimum(place, len(self.trace) - 1)]
+        return rows, (place < len(self.trace)) & (rows[:, 0] == clients)
 
     def _until_s(self, clients: _Ids, at_s: _Seconds) -> _Seconds:
         """The end of the time online that each client has begun last (-inf: none)."""
         place = self._place(clients, at_s)
-        own = (place >= 0) & (self._trace[place, 0] == clients)
-        return np.where(own, self._trace[place, 2], -np.inf)
+        own = (place >= 0) & (self.trace[place, 0] == clients)
+        return np.where(own, self.trace[place, 2], -np.inf)
 
     def _place(self, clients: _Ids, at_s: _Seconds) -> _Ids:
         """The row of the last time online that had begun by then, of whichever client."""

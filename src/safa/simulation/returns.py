@@ -37,13 +37,8 @@ class ReturningDevices(Devices):
         self._loss = np.zeros(clients, dtype=np.bool_)  # what the server hears next is a loss
         self._again_s = np.full(clients, np.inf)  # before this, it does not hear of the client once more
         self._course: tuple[NDArray[Any], ...] = (
-            self._before_s,
-            self._begin_s,
-            self._cut_s,
-            self._back_s,
-            self._ordinal,
-            self._noticed,
-        )
+            self._before_s, self._begin_s, self._cut_s, self._back_s, self._ordinal, self._noticed,
+        )  # fmt: skip
 
     def open_round(
         self,

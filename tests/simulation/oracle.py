@@ -142,7 +142,7 @@ class ReturningWorld(World):
     def online(self, k: int, at_s: float) -> tuple[float, float]:
         """From when on a client is online, not before that time, and until when."""
         period_s, windows = self.period_s[k], self.windows[k]
-        if not windows:
+        if not windows or at_s == math.inf:
             return math.inf, math.inf
         first, until = windows[0]
         if first == 0 and until >= period_s:

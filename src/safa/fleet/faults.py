@@ -114,7 +114,11 @@ class Faults:
 
     def online_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """When each client is online, from that time on (inf: never)."""
-        return at_s if self.availability is None else self.availability.online(clients, at_s)[0]
+        if self.availability is None:
+            return at_s
+        there_s, ever = at_s.copy(), np.flatnonzero(at_s < np.inf)
+        there_s[ever] = self.availability.online(clients[ever], at_s[ever])[0]
+        return there_s
 
 
 def _inside(

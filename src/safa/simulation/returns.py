@@ -20,6 +20,8 @@ from safa.simulation.devices import Devices
 
 __all__ = ["ReturningDevices"]
 
+_MOST_STRETCHES = 300
+
 
 class ReturningDevices(Devices):
     """The clients' side of the causal clock, where crashed clients return by themselves.
@@ -133,10 +135,15 @@ class ReturningDevices(Devices):
             self._come_back(clients)
 
     def _foresee(self, clients: Ids) -> None:
-        """Find out what the server hears of these clients next: go through their stretches, then put all back."""
+        """Find out what the server hears of these clients next: go through their stretches, then put all back.
+
+        One that is cut short too often, such as whenever it has been online for a while, will never be heard of.
+        """
         present = [array[clients] for array in self._course]
         going = self._unheard_of(clients)
-        while len(going):
+        for _ in range(_MOST_STRETCHES):
+            if not len(going):
+                break
             self._come_back(going)
             going = self._unheard_of(going)
         for array, values in zip(self._course, present, strict=True):

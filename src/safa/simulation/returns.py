@@ -21,6 +21,7 @@ from safa.simulation.devices import Devices
 __all__ = ["ReturningDevices"]
 
 _MOST_STRETCHES = 300
+_AT_A_TIME = 2000  # events, of which a few hundred as a rule come before a lost client may be heard of again
 
 
 class ReturningDevices(Devices):
@@ -65,7 +66,7 @@ class ReturningDevices(Devices):
     def pending(self, until_s: float, *, most: int, within_s: float = np.inf) -> Events:
         """What the server hears next, in order, up to the time when it may hear of one of these clients once more."""
         within_s = within_s if within_s == np.inf else min(within_s, self._detection_delay_s)
-        events = super().pending(until_s, most=most, within_s=within_s)
+        events = super().pending(until_s, most=min(most, _AT_A_TIME), within_s=within_s)
         again_s = self._again_s[events.client[events.lost]].min(initial=np.inf)
         return events[: int(np.searchsorted(events.at_s, again_s))]
 

@@ -64,6 +64,7 @@ returning_worlds = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds, returning_worlds, st.booleans())
 def test_the_fast_simulation_of_returns_equals_the_slow_one(
@@ -73,6 +74,7 @@ def test_the_fast_simulation_of_returns_equals_the_slow_one(
     check_against_oracle(setting, make_fleet(setting), sparing)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(worlds, returning_worlds, st.integers(0, 1000), st.booleans())
 def test_returns_and_times_online_equal_the_slow_simulation(

@@ -88,12 +88,12 @@ def test_the_problems_of_the_docs_are_learnt(
         exec(block, names)
     printed = capsys.readouterr().out.splitlines()
     assert "['0.weight', '0.bias', '2.weight', '2.bias']" in printed[0]
-    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "[3, 1]", "50 50"]
+    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "two-speed rare:1:0.1", "[3, 1]", "50 50"]
 
 
 def test_every_partition_has_a_line_in_the_docs() -> None:
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([\w:]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
+    assert set(re.findall(r"^\| `([\w:\[\]]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
 
 
 def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +175,12 @@ def test_the_fleets_of_the_docs_are_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    by_name, from_python, from_fedscale = blocks("docs/fleets.md")
+    by_name, returning, from_python, from_fedscale = blocks("docs/fleets.md")
     exec(by_name, {})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == list(FLEETS)
+    exec(returning, {})
+    small, large = capsys.readouterr().out.splitlines()
+    assert small.removeprefix("C = 0.1: ") == large.removeprefix("C = 0.3: ")
     exec(from_python, {})
     assert capsys.readouterr().out == "(2.0, 1.0, 0.2) (20.0, 5.0)\n"
     names: dict[str, Any] = {}

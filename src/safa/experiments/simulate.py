@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from safa.errors import SafaError
 from safa.experiments.callbacks import NO_CALLBACKS, Callback, Callbacks
-from safa.fleet import Fleet, check_sizes, make_fleet
+from safa.fleet import Fleet, check_sizes, client_speeds, make_fleet
 from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
@@ -136,7 +136,7 @@ def fleet_of(settings: Settings, problem: Problem | None = None) -> Fleet:
         return make_fleet(settings)
     from safa.training.setup import own_sizes
 
-    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task)))
+    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task), client_speeds(settings)))
 
 
 Shards = Sequence[NDArray[np.int64]]
@@ -147,7 +147,7 @@ def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
     from safa.training.setup import make_shards
 
     check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
-    return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
+    return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64), fleet.speeds)
 
 
 def _with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:

@@ -62,6 +62,7 @@ class SettingsOptions(TypedDict, total=False):
     fault_model: FaultModel
     keep_progress: bool
     detection_delay_s: float
+    return_delay_s: float
     fleet: FleetName
     mean_size: float
     size_distribution: SizeDistribution
@@ -78,6 +79,7 @@ class SettingsOptions(TypedDict, total=False):
     sizes: Table | None
     links: Table | None
     trace: Table | None
+    online_hours: float
     estimate_error: float
     mixing: float
     staleness: Staleness
@@ -142,6 +144,7 @@ class SweepOptions(TypedDict, total=False):
     fault_model: Several[FaultModel]
     keep_progress: Several[bool]
     detection_delay_s: Several[float]
+    return_delay_s: Several[float]
     fleet: Several[FleetName]
     mean_size: Several[float]
     size_distribution: Several[SizeDistribution]
@@ -158,6 +161,7 @@ class SweepOptions(TypedDict, total=False):
     sizes: Table | Sequence[str | os.PathLike[str]] | None
     links: Table | Sequence[str | os.PathLike[str]] | None
     trace: Table | Sequence[str | os.PathLike[str]] | None
+    online_hours: Several[float]
     estimate_error: Several[float]
     mixing: Several[float]
     staleness: Several[Staleness]

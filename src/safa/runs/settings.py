@@ -110,6 +110,11 @@ class Settings:
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
         flag="--detection-delay", least=0, needs=_CAUSAL,
     )  # fmt: skip
+    return_delay_s: float = option(
+        0.0, "mean time in seconds after which a client that crashed is back, drawn (0: when the next round opens, as "
+        "in the paper)", group=_WORLD, flag="--return-delay", least=0, below=math.inf,
+        needs=_CAUSAL | {"fault_model": ("attempt",)},
+    )  # fmt: skip
     fleet: str = option(
         "paper", "whose speeds and links: paper (as the options below say), phones, two-speed or lognormal",
         group=_WORLD, choices=FLEETS, needs=_DRAWN_SPEEDS,
@@ -157,6 +162,10 @@ class Settings:
     trace: str | tuple[tuple[float, float, float], ...] | None = option(
         None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s, or "
         "FedScale's availability", group=_WORLD, is_file=True,
+    )  # fmt: skip
+    online_hours: float = option(
+        0.0, "hours a day that a client is online, in one stretch around a time of its own, most of them at night (0: "
+        "always)", group=_WORLD, least=0, below=24, needs=_CAUSAL | {"trace": (None,)},
     )  # fmt: skip
 
     estimate_error: float = option(
@@ -364,6 +373,8 @@ class Settings:
             return [f"{name} has no effect with partition = {self.partition}, which decides what every client holds"]
         protocol = registry.find(self.protocol)
         needs: dict[str, tuple[str | bool | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
+        if name == "keep_progress" and self.return_delay_s:
+            needs.pop("protocol")  # clients return by themselves, whatever the protocol
         takers = registry.takers(name)
         if takers and name not in _OF_EVERY_RUN and name not in registry.shared(protocol):
             needs["protocol"] = takers

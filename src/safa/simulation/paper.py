@@ -41,7 +41,7 @@ def paper_rounds(server: Server, fleet: Fleet, *, estimate_error: float = 0.0) -
         raise SafaError(
             f"the paper clock knows safa, fedavg, fedcs and local only; run {protocol.name} with clock = causal"
         )
-    if fleet.faults.has_trace:
+    if fleet.faults.availability is not None:
         raise SafaError("the paper clock knows no availability trace; use clock = causal")
     return _rounds(server, fleet, estimate_error)
 

@@ -49,19 +49,26 @@ TrainerOf = Callable[[Settings, Problem, Shards, torch.device], Trainer]
 """Makes the trainer of a run."""
 
 
-def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def make_shards(
+    settings: Settings, problem: Problem, sizes: NDArray[np.float64], speeds: NDArray[np.float64] | None = None
+) -> list[NDArray[np.int64]]:
     """For every client, which training samples are its own; `sizes` count where the partition does not decide them."""
     inputs, targets = problem.train
     sizes = np.ones(settings.clients) if settings.decides_sizes else sizes
     samples = Samples(
-        targets=targets.numpy(), sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards
+        targets=targets.numpy(),
+        sizes=sizes,
+        columns=problem.columns,
+        inputs=inputs,
+        shards=problem.shards,
+        speeds=speeds,
     )
     return partition(settings.partition, samples, stream(settings.seed, "partition"))
 
 
-def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64]:
+def own_sizes(settings: Settings, problem: Problem, speeds: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """How many training samples every client holds, where the partition decides that."""
-    shards = make_shards(settings, problem, np.ones(settings.clients))
+    shards = make_shards(settings, problem, np.ones(settings.clients), speeds)
     return np.array([len(shard) for shard in shards], dtype=np.float64)
 
 

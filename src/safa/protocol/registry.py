@@ -30,6 +30,7 @@ from safa.protocol.fedbuff import FedBuff
 from safa.protocol.fedcs import FedCS
 from safa.protocol.local import Local
 from safa.protocol.machine import Protocol
+from safa.protocol.records import Rule
 from safa.protocol.safa import Safa
 
 __all__ = ["available", "build", "find", "is_own", "parameters", "shared", "takers"]
@@ -112,8 +113,20 @@ def build(
         if key not in given and parameter.default is inspect.Parameter.empty:
             raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
     try:
-        return cls(sizes, **given)
+        return _with_work(cls(sizes, **given), settings)
     except (TypeError, ValueError) as wrong:
         if is_own(cls) or isinstance(wrong, SafaError):
             raise
         raise SafaError(f"{name} refuses its settings: {wrong}") from wrong
+
+
+def _with_work(protocol: Protocol, settings: Mapping[str, Any]) -> Protocol:
+    """The protocol with the run's settings about partial work, which any protocol takes."""
+    if settings.get("work_cap", "auto") != "auto":
+        protocol.work_cap = float(settings["work_cap"])
+    protocol.normalise_work = bool(settings.get("normalise_work", False))
+    if protocol.normalise_work and protocol.rule is not Rule.DELTA:
+        raise SafaError(f"normalise_work is for protocols that add up changes (fedbuff), not for {protocol.name}")
+    if protocol.normalise_work and not protocol.asks_for_parts:
+        raise SafaError(f"normalise_work has no effect with {protocol.name} where work_cap is 0: all do all their work")
+    return protocol

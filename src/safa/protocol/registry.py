@@ -27,16 +27,22 @@ from safa.protocol.continuous import Continuous
 from safa.protocol.fedasync import FedAsync
 from safa.protocol.fedavg import FedAvg
 from safa.protocol.fedbuff import FedBuff
+from safa.protocol.fedcompass import FedCompass
 from safa.protocol.fedcs import FedCS
+from safa.protocol.fedsecant import FedSecant
 from safa.protocol.local import Local
 from safa.protocol.machine import Protocol
 from safa.protocol.records import Rule
 from safa.protocol.safa import Safa
+from safa.protocol.timelyfl import TimelyFL
 
 __all__ = ["available", "build", "find", "is_own", "parameters", "shared", "takers"]
 
 _GROUP = "safa.protocols"
-_OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff)}
+_CLASSES = (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff, TimelyFL, FedCompass, FedSecant)
+_OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in _CLASSES}
+    cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff, TimelyFL, FedCompass, FedSecant)
+}
 _OF_THIS_PACKAGE = (Protocol, Continuous, *_OWN.values())
 
 

@@ -89,6 +89,9 @@ class SettingsOptions(TypedDict, total=False):
     hinge_lag: float
     buffer_size: int
     server_lr: float
+    interval_share: float
+    step_ratio: float
+    late_factor: float
     aggregator: str
     trim: float
     hostile: float
@@ -171,6 +174,9 @@ class SweepOptions(TypedDict, total=False):
     hinge_lag: Several[float]
     buffer_size: Several[int]
     server_lr: Several[float]
+    interval_share: Several[float]
+    step_ratio: Several[float]
+    late_factor: Several[float]
     aggregator: Several[str]
     trim: Several[float]
     hostile: Several[float]

@@ -114,7 +114,7 @@ class Settings:
     )  # fmt: skip
     keep_progress: bool = option(
         True, "whether a client that crashed continues where it was", group=_WORLD,
-        needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff")},
+        needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff", "fedcompass", "fedsecant")},
     )  # fmt: skip
     detection_delay_s: float = option(
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
@@ -171,7 +171,7 @@ class Settings:
 
     estimate_error: float = option(
         0.0, "how far the server is off when it guesses a client's time (sigma of the logarithm)", group=_OTHERS,
-        least=0, below=math.inf, needs={"protocol": ("fedcs", "fedsecant")},
+        least=0, below=math.inf, needs={"protocol": ("fedcs", "timelyfl", "fedcompass", "fedsecant")},
     )  # fmt: skip
     mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_OTHERS, above=0, most=1)
     staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_OTHERS, choices=STALENESSES)
@@ -187,6 +187,18 @@ class Settings:
     )
     buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_OTHERS, least=1)
     server_lr: float = option(1.0, "the step size of FedBuff's server", group=_OTHERS, above=0, below=math.inf)
+    interval_share: float = option(
+        0.5, "k/n of TimelyFL: the share of the clients drawn that have the time for all their work", group=_OTHERS,
+        above=0, most=1,
+    )  # fmt: skip
+    step_ratio: float = option(
+        0.2, "Qmin/Qmax of FedCompass: the least share of its work that a client is asked for", group=_OTHERS, above=0,
+        most=1,
+    )  # fmt: skip
+    late_factor: float = option(
+        1.2, "lambda of FedCompass: how many times its own time a group is waited for; TimelyFL: of the interval",
+        group=_OTHERS, least=1,
+    )  # fmt: skip
 
     aggregator: str = option(
         "auto", "what makes the global model of the updates (auto: the protocol's own); `safa aggregators` lists them",

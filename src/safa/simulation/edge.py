@@ -48,12 +48,14 @@ def complete_record(
     work_done: float,
     work_lost: float,
     arrival_s: NDArray[np.float64] | None = None,
+    version_variance: float | None = None,
 ) -> RoundRecord:
     """The record with what the world knows and the protocol does not."""
     model_bytes = fleet.model_size_mb * _BYTES_PER_MEGABYTE
     return replace(
         record,
         arrival_s=record.arrival_s if arrival_s is None else arrival_s,
+        version_variance=record.version_variance if version_variance is None else version_variance,
         closed_s=closed_s,
         distribution_s=distribution_s,
         bytes_down=len(record.sent) * model_bytes,

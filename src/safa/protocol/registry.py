@@ -41,8 +41,6 @@ __all__ = ["available", "build", "find", "is_own", "parameters", "shared", "take
 _GROUP = "safa.protocols"
 _CLASSES = (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff, TimelyFL, FedCompass, FedSecant)
 _OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in _CLASSES}
-    cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff, TimelyFL, FedCompass, FedSecant)
-}
 _OF_THIS_PACKAGE = (Protocol, Continuous, *_OWN.values())
 
 

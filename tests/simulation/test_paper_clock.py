@@ -93,6 +93,15 @@ def test_everyone_who_does_not_crash_is_picked_or_undrafted() -> None:
         assert sorted(everyone.tolist()) == list(range(500))
 
 
+def test_the_version_variance_is_that_of_clients_that_did_not_crash() -> None:
+    """Figure 4 shows about 0.5 at cr = 0.7, tau = 5 and C = 0.1; all clients together have 1.8."""
+    runs = [metrics("boston", "safa", 0.7, 0.1, seed)["version_variance"] for seed in range(5)]
+    assert statistics.mean(runs) == pytest.approx(0.5, abs=0.15)
+    for record in run_rounds(Settings.of("boston", preset="paper", rounds=30, crash_rate=0.7)):
+        survivors = record.base[np.isin(record.client, record.crashed, invert=True)]
+        assert record.version_variance == (np.var(survivors) if len(survivors) else 0.0)
+
+
 def test_a_client_slower_than_the_limit_is_never_picked(tmp_path: Path) -> None:
     (tmp_path / "speeds").write_text("1\n1\n0.001\n")
     setting = Settings.of(

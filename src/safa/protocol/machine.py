@@ -219,7 +219,7 @@ class Protocol(ABC):
         self.now = self.opened_s = now
         self._expected_s, self._fixed_s = estimates, fixed
         self._cap_work()
-        dispatch = self._invite(drawn, self._duration_s(self._most_work) if self.work_cap else estimates)
+        dispatch = self._invite(drawn, estimates)
         self.versions[dispatch.sync] = self.version
         idle = np.flatnonzero(~self._under_way[dispatch.resume])
         self._begin(np.concatenate([dispatch.sync, dispatch.resume[idle]]))
@@ -263,10 +263,10 @@ class Protocol(ABC):
         share = np.divide(limit_s - self._fixed_s, work_s, out=np.ones(self.clients), where=work_s > 0)
         return np.clip(share, _LEAST_WORK, 1.0)
 
-    def _duration_s(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How long each client takes for a share of its work."""
-        part_s = self._fixed_s + share * (self._expected_s - self._fixed_s)
-        return np.where(share < 1, part_s, self._expected_s)
+    def _capped_s(self, clients: Ids) -> NDArray[np.float64]:
+        """How long these clients take for what the work cap leaves of their work."""
+        share, full_s, fixed_s = self._most_work[clients], self._expected_s[clients], self._fixed_s[clients]
+        return np.where(share < 1, fixed_s + share * (full_s - fixed_s), full_s)
 
     @property
     def asks_for_parts(self) -> bool:

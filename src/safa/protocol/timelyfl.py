@@ -56,7 +56,8 @@ class TimelyFL(FedAvg):
 
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         dispatch = super()._invite(draws, expected_s)
-        times = np.sort(np.where(expected_s > 0, expected_s, math.inf)[dispatch.sync])
+        times = self._capped_s(dispatch.sync)
+        times = np.sort(np.where(times > 0, times, math.inf))
         place = quota_of(self.interval_share, len(times)) - 1
         self.interval_s = float(times[place]) if len(times) else math.inf
         return dispatch

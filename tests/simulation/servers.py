@@ -249,7 +249,10 @@ class FedCompassServer(FedAsyncServer):
         shares = [share for share in (times.until(k, at_s - self.now) for at_s in again) if share <= 1]
         share = max(ratio, *shares) if shares else 1.0
         takes_s = times.links_s[k] + share * (times.full_s[k] - times.links_s[k])
-        self.groups.append(Group(self.now + takes_s, self.now + self.settings.late_factor * takes_s, {k}))
+        new = Group(self.now + takes_s, self.now + self.settings.late_factor * takes_s)
+        group = next((group for group in alive if group.due_s == new.due_s), new)  # groups of one time are one
+        group.members.add(k)
+        self.groups += [new] if group is new else []
         return share
 
     def weight(self, k: int, base: int) -> float:

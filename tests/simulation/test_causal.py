@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safa.analysis import measure
 from safa.errors import SafaError
 from safa.fleet import Fleet, make_fleet
-from safa.protocol import build
+from safa.protocol import available, build
 from safa.protocol.records import EndedBy, RoundRecord, Rule, Verdict
 from safa.protocol.registry import parameters
 from safa.runs.settings import Settings
@@ -208,7 +208,7 @@ def test_the_server_sends_no_faster_than_its_link(tmp_path: Path) -> None:
     assert second.bytes_down == 10e6 * len(second.sent)
 
 
-@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"])
+@pytest.mark.parametrize("protocol", available())
 def test_same_settings_same_bytes(protocol: str) -> None:
     setting = Settings.of("mnist", protocol=protocol, rounds=8)
     once, again = (b"\n".join(r.to_json().encode() for r in run_rounds(setting)) for _ in range(2))

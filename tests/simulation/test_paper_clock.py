@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,11 @@ def test_the_paper_clock_knows_no_trace(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("client,online_from_s,online_until_s\n0,0,9\n")
     with pytest.raises(SafaError, match="no availability trace"):
         list(run_rounds(Settings.of("boston", preset="paper", trace=str(tmp_path / "trace"))))
+
+
+def test_the_paper_clock_knows_no_work_cap() -> None:
+    with pytest.raises(SafaError, match="no parts of the work"):
+        list(run_rounds(replace(Settings.of("boston", preset="paper"), work_cap=2.0)))
 
 
 def test_an_infinite_limit_is_no_length() -> None:

@@ -44,6 +44,8 @@ def paper_rounds(server: Server, fleet: Fleet, *, estimate_error: float = 0.0) -
         raise SafaError(
             f"the paper clock knows safa, fedavg, fedcs and local only; run {protocol.name} with clock = causal"
         )
+    if protocol.asks_for_parts:
+        raise SafaError("the paper clock knows no parts of the work; use clock = causal with work_cap")
     if fleet.faults.has_trace:
         raise SafaError("the paper clock knows no availability trace; use clock = causal")
     return _rounds(server, fleet, estimate_error)

@@ -37,7 +37,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"])
+@pytest.mark.parametrize(
+    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass"]
+)
 def test_a_replay_gives_the_same_model_to_the_bit(protocol: str) -> None:
     run = run_of(protocol=protocol, partition="dirichlet:0.5", seed=3)
     assert same(replay(run, PROBLEM), run.model())

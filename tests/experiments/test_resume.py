@@ -35,7 +35,9 @@ def test_twenty_kills(tmp_path: Path) -> None:
     assert done.stdout == "20 kills\n", done.stderr
 
 
-@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"])
+@pytest.mark.parametrize(
+    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass"]
+)
 @pytest.mark.parametrize("stop", [1, 7, 12])
 def test_every_protocol_is_resumed_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:
     experiment = Experiment(Settings.of("boston", protocol=protocol, rounds=14, checkpoint_every=3))

@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safa.protocol import Dispatch, Events, FedAsync, FedAvg, FedBuff, FedCS, Local, Protocol, Safa
+from safa.protocol import (
+    Dispatch,
+    Events,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedCompass,
+    FedCS,
+    FedSecant,
+    Local,
+    Protocol,
+    Safa,
+    TimelyFL,
+    build,
+)
 from safa.protocol.records import Ids
 
 
@@ -56,6 +70,14 @@ PROTOCOLS: dict[str, Callable[[NDArray[np.float64]], Protocol]] = {
     "local": lambda sizes: Local(sizes, fraction=0.5, rounds=3, round_limit_s=9),
     "fedasync": lambda sizes: FedAsync(sizes, fraction=0.5, round_limit_s=20),
     "fedbuff": lambda sizes: FedBuff(sizes, fraction=0.5, buffer_size=3, round_limit_s=20),
+    "timelyfl": lambda sizes: TimelyFL(sizes, fraction=0.7, late_factor=1.5, round_limit_s=20),
+    "fedcompass": lambda sizes: FedCompass(sizes, fraction=0.5, round_limit_s=20),
+    "fedcompass without a deadline": lambda sizes: FedCompass(sizes, fraction=0.8, step_ratio=0.5, late_factor=1.0),
+    "fedsecant": lambda sizes: FedSecant(sizes, round_limit_s=20),
+    "safa with a work cap": lambda sizes: build("safa", sizes, {"fraction": 0.5, "lag_tolerance": 2, "work_cap": 1}),
+    "fedbuff with a work cap": lambda sizes: build(
+        "fedbuff", sizes, {"fraction": 0.5, "buffer_size": 3, "work_cap": 0.5, "normalise_work": True}
+    ),
     "safa in parts": lambda sizes: SparingSafa(sizes, fraction=0.5, lag_tolerance=2, round_limit_s=9),
     "fedavg in parts": lambda sizes: SparingFedAvg(sizes, fraction=0.5, round_limit_s=9),
     "fedasync in parts": lambda sizes: SparingFedAsync(sizes, fraction=0.5, round_limit_s=20),

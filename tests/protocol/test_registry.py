@@ -64,8 +64,9 @@ def install_package(place: Path, entry_point: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[safa.protocols]\n{entry_point}\n")
 
 
-def test_the_package_brings_six() -> None:
-    assert list(available())[:6] == ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff"]
+def test_the_package_brings_nine() -> None:
+    names = ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass", "fedsecant"]
+    assert list(available())[:9] == names
     assert find("safa") is Safa
 
 

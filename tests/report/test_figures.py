@@ -37,7 +37,7 @@ def found(spec: Any, name: str) -> list[Any]:
 
 def test_every_protocol_has_a_look_of_its_own() -> None:
     assert PROTOCOLS.keys() <= registry.available().keys()
-    assert len(PROTOCOLS) == 6
+    assert len(PROTOCOLS) == 9
     for what in ("colour", "dash", "shape"):
         assert len({getattr(style, what) for style in PROTOCOLS.values()}) == len(PROTOCOLS)
 

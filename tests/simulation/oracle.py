@@ -1,21 +1,20 @@
 """The causal clock once more, slow and literal: one client, one event at a time, in plain Python.
 
-It shares nothing with the package but the numbers that the world hands out (speeds, lots, faults). SAFA, FedAvg and
-FedAsync are written down again from their papers. What the fast simulation yields must be the same to the last bit.
+It shares nothing with the package but the numbers that the world hands out (speeds, lots, faults). The protocols are
+written down again from their papers (`tests/simulation/servers.py`). What the fast simulation yields must be the same
+to the last bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from safa.fleet import Fleet
 from safa.runs.settings import Settings
-from safa.streams import stream
+from tests.simulation.servers import SERVERS, Server
 
 
 @dataclass
@@ -44,11 +43,15 @@ class Round:
     arrivals: list[tuple[int, int, str]] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     """Of its full work, what each of these was asked for."""
+    weights: list[float] = field(default_factory=list)
+    """What each of these counts, where versions are made in mid-round."""
     crashed: list[int] = field(default_factory=list)
 
 
 class World:
     """The devices and the server's link."""
+
+    server: Server
 
     def __init__(self, settings: Settings, fleet: Fleet, sparing: bool) -> None:
         self.settings, self.fleet, self.sparing = settings, fleet, sparing
@@ -79,10 +82,11 @@ class World:
         self.stretch(k, begin_s)
 
     def share(self, k: int) -> float:
-        """The share of its work that a client is asked for, as `tests.protocol.helpers.Sparing` has it."""
-        if not self.sparing or self.round % 2:
-            return 1.0
-        return float(min(1.0, 2 * min(self.fleet.turnaround_s) / self.fleet.turnaround_s[k]))
+        """The share of its work that a client is asked for, maybe as `tests.protocol.helpers.Sparing` has it."""
+        asked = self.server.asked(k)
+        if self.sparing and self.round % 2 == 0:
+            asked = min(1.0, 2 * min(self.fleet.turnaround_s) / self.fleet.turnaround_s[k])
+        return float(min(asked, self.server.estimates.capped(k)))
 
     def elapsed_s(self, k: int, now: float) -> float:
         client = self.clients[k]
@@ -239,142 +243,42 @@ class ReturningWorld(World):
 
 
 def simulate(settings: Settings, fleet: Fleet, *, sparing: bool = False) -> list[Round]:
-    """Run one of the three protocols, round by round; a sparing one asks for parts of the work."""
+    """Run a protocol, round by round; a sparing one asks for parts of the work."""
     world = (ReturningWorld if settings.return_delay_s else World)(settings, fleet, sparing)
-    server = SERVERS[settings.protocol](settings)
+    server = world.server = SERVERS[settings.protocol](settings, fleet)
     rounds = []
     now = 0.0
     for t in range(1, settings.rounds + 1):
         this = Round(opened_s=now)
-        sync, resume = server.open(t, this)
+        server.now = now
+        sync, resume, this.deprecated = server.open(t)
         world.open_round(sync, resume, server.version, now)
         this.sent += sync
         waiting = set(sync) | set(resume)
-        deadline = now + settings.round_limit_s
+        deadline = server.deadline(now)
         while waiting and not server.enough():
             at_s, k = world.next_event(deadline)
             if at_s > deadline or at_s == math.inf:
                 now = deadline
                 break
-            now = at_s
+            now = server.now = at_s
             client = world.clients[k]
             if world.hear(k):
                 waiting.discard(k)
                 continue
             client.busy = False
             this.shares.append(client.share)
+            weight = server.weight(k, client.base)
+            this.weights.append(weight / client.share if settings.normalise_work else weight)
             this.arrivals.append((k, client.base, server.arrive(k, client.base)))
             waiting.discard(k)
-            if settings.protocol == "fedasync":
+            for other in server.answer(k):
                 world.link_free_s = max(now, world.link_free_s) + fleet.copy_s
-                world.start(k, server.version, world.link_free_s)
-                this.sent.append(k)
-                waiting.add(k)
+                world.start(other, server.version, world.link_free_s)
+                this.sent.append(other)
+                waiting.add(other)
         this.closed_s = now
-        server.close(this)
+        this.arrivals = server.close(this.arrivals)
         this.crashed = world.away(now)
         rounds.append(this)
     return rounds
-
-
-class Server(Protocol):
-    """What the three servers have in common."""
-
-    version: int
-
-    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]: ...
-    def enough(self) -> bool: ...
-    def arrive(self, k: int, base: int) -> str: ...
-    def close(self, this: Round) -> None: ...
-
-
-class SafaServer:
-    """Eq. 3 and Algorithm 1, word for word."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.tau, self.m = settings.lag_tolerance, settings.clients
-        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
-        self.v = [0] * self.m
-        self.picked_last: set[int] = set()
-        self.version = 0
-
-    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
-        self.t = t
-        self.p: list[int] = []
-        self.q: list[int] = []
-        deprecated = [k for k in range(self.m) if self.v[k] < t - self.tau]
-        sync = [k for k in range(self.m) if self.v[k] == t - 1 or k in deprecated]
-        this.deprecated = deprecated
-        for k in sync:
-            self.v[k] = t - 1
-        return sync, [k for k in range(self.m) if k not in sync]
-
-    def enough(self) -> bool:
-        return len(self.p) >= self.quota
-
-    def arrive(self, k: int, base: int) -> str:
-        (self.q if k in self.picked_last else self.p).append(k)
-        self.v[k] = self.t
-        return "?"
-
-    def close(self, this: Round) -> None:
-        picked = self.p + self.q[: self.quota - len(self.p)]
-        this.arrivals = [(k, b, "picked" if k in picked else "undrafted") for k, b, _ in this.arrivals]
-        self.picked_last = set(picked)
-        self.version = self.t
-
-
-class FedAvgServer:
-    """A random C-fraction, drawn before training; late replies are of no use."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.m, self.seed = settings.clients, settings.seed
-        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
-        self.version = 0
-
-    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
-        lots = stream(self.seed, "lottery", t).random(self.m)
-        self.t = t
-        self.selected = sorted(sorted(range(self.m), key=lambda k: lots[k])[: self.quota])
-        return self.selected, []
-
-    def enough(self) -> bool:
-        return False
-
-    def arrive(self, k: int, base: int) -> str:
-        return "picked" if k in self.selected and base == self.version else "refused"
-
-    def close(self, this: Round) -> None:
-        self.version = self.t
-
-
-class FedAsyncServer:
-    """Every arrival makes a version and is answered."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.m = settings.clients
-        self.quota = math.ceil(settings.fraction * self.m - 1e-9)
-        self.version = 0
-
-    def open(self, t: int, this: Round) -> tuple[list[int], list[int]]:
-        self.arrived = 0
-        everyone = list(range(self.m))
-        return (everyone, []) if t == 1 else ([], everyone)
-
-    def enough(self) -> bool:
-        return self.arrived >= self.quota
-
-    def arrive(self, k: int, base: int) -> str:
-        self.arrived += 1
-        self.version += 1
-        return "picked"
-
-    def close(self, this: Round) -> None:
-        pass
-
-
-SERVERS: dict[str, Callable[[Settings], Server]] = {
-    "safa": SafaServer,
-    "fedavg": FedAvgServer,
-    "fedasync": FedAsyncServer,
-}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ def test_everyone_who_does_not_crash_is_picked_or_undrafted() -> None:
         assert sorted(everyone.tolist()) == list(range(500))
 
 
+def test_the_version_variance_is_that_of_clients_that_did_not_crash() -> None:
+    """Figure 4 shows about 0.5 at cr = 0.7, tau = 5 and C = 0.1; all clients together have 1.8."""
+    runs = [metrics("boston", "safa", 0.7, 0.1, seed)["version_variance"] for seed in range(5)]
+    assert statistics.mean(runs) == pytest.approx(0.5, abs=0.15)
+    for record in run_rounds(Settings.of("boston", preset="paper", rounds=30, crash_rate=0.7)):
+        survivors = record.base[np.isin(record.client, record.crashed, invert=True)]
+        assert record.version_variance == (np.var(survivors) if len(survivors) else 0.0)
+
+
 def test_a_client_slower_than_the_limit_is_never_picked(tmp_path: Path) -> None:
     (tmp_path / "speeds").write_text("1\n1\n0.001\n")
     setting = Settings.of(
@@ -119,6 +129,11 @@ def test_the_paper_clock_knows_no_trace(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("client,online_from_s,online_until_s\n0,0,9\n")
     with pytest.raises(SafaError, match="no availability trace"):
         list(run_rounds(Settings.of("boston", preset="paper", trace=str(tmp_path / "trace"))))
+
+
+def test_the_paper_clock_knows_no_work_cap() -> None:
+    with pytest.raises(SafaError, match="no parts of the work"):
+        list(run_rounds(replace(Settings.of("boston", preset="paper"), work_cap=2.0)))
 
 
 def test_an_infinite_limit_is_no_length() -> None:

@@ -72,7 +72,7 @@ class Continuous(Protocol):
 
     def _accept(self, clients: Ids, bases: Ids) -> Ids:
         self._arrived += len(clients)
-        weight, into, latest = self._merge(bases)
+        weight, into, latest = self._merge(clients, bases)
         self._merges.append((weight, into))
         self.versions[clients] = latest
         return clients
@@ -84,7 +84,7 @@ class Continuous(Protocol):
         return record
 
     @abstractmethod
-    def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    def _merge(self, clients: Ids, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
         """Merge updates in order: the weight of each, the version it goes into, the latest version right after it."""
 
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:

@@ -81,7 +81,9 @@ class Receipt:
     refusal: NDArray[np.int8]
     """One `Refusal` for every event that was taken notice of. Events behind those belong to the next round."""
     sync: Ids
-    """Clients to send the latest global model to at once (protocols that answer every arrival)."""
+    """Clients to send the latest global model to at once (protocols that answer arrivals)."""
+    sync_s: NDArray[np.float64]
+    """When: the time of the event by which each of these was answered."""
 
     @property
     def consumed(self) -> int:

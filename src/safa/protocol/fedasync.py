@@ -48,7 +48,7 @@ class FedAsync(Continuous):
         """Mixing: (1 - a) w + a u."""
         return "mixing"
 
-    def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    def _merge(self, clients: Ids, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
         into = self.version + 1 + np.arange(len(bases))
         self.version += len(bases)
         return self.mixing * self.staleness(into - 1 - bases), into, into

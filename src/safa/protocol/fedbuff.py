@@ -44,7 +44,7 @@ class FedBuff(Continuous):
         self._buffered = 0
         super().__init__(sizes, fraction=fraction, round_limit_s=round_limit_s)
 
-    def _merge(self, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    def _merge(self, clients: Ids, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
         position = self._buffered + np.arange(len(bases))
         now = self.version + position // self.buffer_size
         after = self.version + (position + 1) // self.buffer_size

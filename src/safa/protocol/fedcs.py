@@ -23,5 +23,5 @@ class FedCS(FedAvg):
 
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         drawn = self._draw(draws)
-        in_time = expected_s[drawn] <= self.round_limit_s
+        in_time = self._capped_s(drawn) <= self.round_limit_s
         return Dispatch(sync=drawn[in_time], resume=nobody(), deprecated=nobody(), dropped=drawn[~in_time])

@@ -30,6 +30,7 @@ Settlement = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int64]]
 """For every good update of a round: its verdict, its weight, and the version that it goes into."""
 
 
+_LEAST_WORK = 0.01  # the least share of its work that a client is asked for; a trainer makes one step at least
 _AT_A_TIME = 1000  # events that are taken notice of at once, where a round wants fewer updates
 _AGGREGATORS = {Rule.CACHE: "cache", Rule.AVERAGE: "mean", Rule.DELTA: "buffer", Rule.OWN: "own"}
 
@@ -61,6 +62,12 @@ class Protocol(ABC):
     """Whether an update that comes after the selection can be kept."""
     answers_arrivals: ClassVar[bool] = False
     """Whether a client that commits is sent the latest model at once, in mid-round."""
+    one_event_at_a_time: ClassVar[bool] = False
+    """Whether `_accept` is given one update at a time: where it answers others than those that it is given."""
+    work_cap: float = 0.0
+    """A client is asked for as much of its work as it does in so many times the median client's time (0: for all)."""
+    normalise_work: bool = False
+    """Whether the weight of an update is divided by the share of its work (`Rule.DELTA`)."""
     run_settings: ClassVar[tuple[str, ...]] = ()
     """For a protocol of another package: its parameters that are to be filled from the run's settings of that name,
     besides those that it has from a class of this package."""
@@ -83,6 +90,9 @@ class Protocol(ABC):
         self.versions = np.empty(0, dtype=np.int32)
         self.work = np.empty(0, dtype=np.float64)
         """The share of its full local work that each client was asked for when its last attempt began."""
+        self._expected_s = np.empty(0, dtype=np.float64)  # how long all its work takes it, 0 where nobody knows
+        self._fixed_s = np.empty(0, dtype=np.float64)  # the part of that which does not depend on the work
+        self._most_work = np.empty(0, dtype=np.float64)  # the share of it that the work cap allows
         self._under_way = np.empty(0, dtype=np.bool_)  # it was set to work, and has not committed since
         self._expected = np.empty(0, dtype=np.bool_)  # an update from it would be taken
         self._awaited = np.empty(0, dtype=np.bool_)  # the round waits for it
@@ -164,6 +174,9 @@ class Protocol(ABC):
             "active": True,
             "versions": self.version,
             "work": 1.0,
+            "_expected_s": 0.0,
+            "_fixed_s": 0.0,
+            "_most_work": 1.0,
             "_under_way": False,
             "_expected": False,
             "_awaited": False,
@@ -182,24 +195,30 @@ class Protocol(ABC):
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
-    def open_round(self, *, now: float, draws: ArrayLike, expected_s: ArrayLike) -> Dispatch:
+    def open_round(
+        self, *, now: float, draws: ArrayLike, expected_s: ArrayLike, fixed_s: ArrayLike | None = None
+    ) -> Dispatch:
         """Open the next round and say whom to set to work.
 
         `draws` gives every client a random number between 0 and 1, drawn by the caller; `expected_s` says how long
-        the caller thinks that each client will take. Protocols that do not need them ignore them.
+        the caller thinks that each client takes for all its work (0: unknown), and `fixed_s` how much of that would
+        pass with no work at all, as for the links (without: nothing). Protocols that do not need them ignore them.
         """
         drawn = np.asarray(draws, dtype=np.float64)
         estimates = np.asarray(expected_s, dtype=np.float64)
-        if drawn.shape != self.sizes.shape or estimates.shape != self.sizes.shape:
+        fixed = np.zeros(self.clients) if fixed_s is None else np.asarray(fixed_s, dtype=np.float64)
+        if not drawn.shape == estimates.shape == fixed.shape == self.sizes.shape:
             raise MisuseError(
-                f"draws and expected_s need one number for each of {self.clients} clients, "
-                f"not {drawn.shape} and {estimates.shape}"
+                f"draws, expected_s and fixed_s need one number for each of {self.clients} clients, "
+                f"not {drawn.shape}, {estimates.shape} and {fixed.shape}"
             )
         self._between_rounds("open a round")
         self._not_before(now)
         self.round += 1
         self.is_open = True
         self.now = self.opened_s = now
+        self._expected_s, self._fixed_s = estimates, fixed
+        self._cap_work()
         dispatch = self._invite(drawn, estimates)
         self.versions[dispatch.sync] = self.version
         idle = np.flatnonzero(~self._under_way[dispatch.resume])
@@ -229,13 +248,35 @@ class Protocol(ABC):
                 f"{self.name} must ask each of {len(clients)} clients for a share of its work above 0 and at most 1, "
                 f"not for {shares}"
             )
-        self.work[clients] = shares
+        self.work[clients] = np.minimum(shares, self._most_work[clients])
         self._under_way[clients] = True
+
+    def _cap_work(self) -> None:
+        """Find out how much of its work each client does in `work_cap` times the time of the median client."""
+        if self.work_cap:
+            known = self._expected_s[self.active & (self._expected_s > 0)]
+            self._most_work = self._share_within(self.work_cap * float(np.median(known)) if len(known) else math.inf)
+
+    def _share_within(self, limit_s: float) -> NDArray[np.float64]:
+        """The share of its work that each client does in so much time; all, where nobody knows how long it takes."""
+        work_s = self._expected_s - self._fixed_s
+        share = np.divide(limit_s - self._fixed_s, work_s, out=np.ones(self.clients), where=work_s > 0)
+        return np.clip(share, _LEAST_WORK, 1.0)
+
+    def _capped_s(self, clients: Ids) -> NDArray[np.float64]:
+        """How long these clients take for what the work cap leaves of their work."""
+        share, full_s, fixed_s = self._most_work[clients], self._expected_s[clients], self._fixed_s[clients]
+        return np.where(share < 1, fixed_s + share * (full_s - fixed_s), full_s)
 
     @property
     def asks_for_parts(self) -> bool:
         """Whether it may ask a client for less than its full local work."""
-        return type(self)._work is not Protocol._work
+        return self.work_cap > 0 or type(self)._work is not Protocol._work
+
+    @property
+    def least_work(self) -> NDArray[np.float64]:
+        """The share of its work that each client is asked for at least, if it begins while this round is open."""
+        return self._most_work if type(self)._work is Protocol._work else np.zeros(self.clients)
 
     @property
     def deadline(self) -> float:
@@ -274,18 +315,22 @@ class Protocol(ABC):
             if not (np.all(np.diff(events.at_s) >= 0) and np.isfinite(events.at_s[-1])):
                 raise MisuseError("events must come in order of time, each at a finite time")
         refusals: list[NDArray[np.int8]] = []
-        sync: list[Ids] = []
+        sync: list[tuple[Ids, NDArray[np.float64]]] = []
         rest = events[: int(np.searchsorted(events.at_s, self.deadline, side="right"))]
-        most = max(self.quota, _AT_A_TIME)
+        most = 1 if self.one_event_at_a_time else max(self.quota, _AT_A_TIME)
         while len(rest) and (late or not self.done):
             some = rest[:most]
             refusal, answered = self._receive_run(some[: self._first_repetition(some.client)], late)
             refusals.append(refusal)
             sync.append(answered)
             rest = rest[len(refusal) :]
-        return Receipt(np.concatenate([np.empty(0, np.int8), *refusals]), np.concatenate([nobody(), *sync]))
+        return Receipt(
+            np.concatenate([np.empty(0, np.int8), *refusals]),
+            np.concatenate([nobody(), *(clients for clients, _ in sync)]),
+            np.concatenate([np.empty(0), *(at_s for _, at_s in sync)]),
+        )
 
-    def _receive_run(self, events: Events, late: bool) -> tuple[NDArray[np.int8], Ids]:
+    def _receive_run(self, events: Events, late: bool) -> tuple[NDArray[np.int8], tuple[Ids, NDArray[np.float64]]]:
         """`receive` for events of clients that are all different."""
         refusal = self._judge(events, late)
         good = (refusal == Refusal.NONE) & ~events.lost
@@ -308,7 +353,7 @@ class Protocol(ABC):
             self._awaited[answered] = True
             self._waiting_for += len(answered)
             self._sent.append((answered, self.versions[answered].astype(np.int64)))
-        return refusal, answered
+        return refusal, (answered, np.broadcast_to(events.at_s[good], answered.shape) if len(answered) else np.empty(0))
 
     def _asked_of(self, clients: Ids) -> NDArray[np.float64]:
         """The share of its work that each client was asked for; 1 for a stranger."""
@@ -415,6 +460,8 @@ class Protocol(ABC):
         weight = np.zeros(len(events))
         into = np.full(len(events), -1, dtype=np.int64)
         verdict[taken], weight[taken], into[taken] = self._settle(events.client[taken], late[taken])
+        if self.normalise_work:
+            weight /= work
         joined, left = self._came_and_left()
         return RoundRecord(
             round=self.round,

@@ -98,7 +98,8 @@ class RoundRecord:
     trained: int
     """How many clients were at work for this round when it opened."""
     version_variance: float
-    """Variance of the versions that those clients trained from (V_t of Eq. 10)."""
+    """Variance of the versions that those clients trained from (V_t of Eq. 10); under the paper clock, those of them
+    that did not crash in the round."""
     uploads: int
     """How many models were uploaded."""
     sent: Ids

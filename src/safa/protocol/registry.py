@@ -27,15 +27,20 @@ from safa.protocol.continuous import Continuous
 from safa.protocol.fedasync import FedAsync
 from safa.protocol.fedavg import FedAvg
 from safa.protocol.fedbuff import FedBuff
+from safa.protocol.fedcompass import FedCompass
 from safa.protocol.fedcs import FedCS
+from safa.protocol.fedsecant import FedSecant
 from safa.protocol.local import Local
 from safa.protocol.machine import Protocol
+from safa.protocol.records import Rule
 from safa.protocol.safa import Safa
+from safa.protocol.timelyfl import TimelyFL
 
 __all__ = ["available", "build", "find", "is_own", "parameters", "shared", "takers"]
 
 _GROUP = "safa.protocols"
-_OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff)}
+_CLASSES = (Safa, FedAvg, FedCS, Local, FedAsync, FedBuff, TimelyFL, FedCompass, FedSecant)
+_OWN: dict[str, type[Protocol]] = {cls.name: cls for cls in _CLASSES}
 _OF_THIS_PACKAGE = (Protocol, Continuous, *_OWN.values())
 
 
@@ -112,8 +117,20 @@ def build(
         if key not in given and parameter.default is inspect.Parameter.empty:
             raise SafaError(f"{name} needs its setting {key!r}, which has no default; give it with --set {key}=VALUE")
     try:
-        return cls(sizes, **given)
+        return _with_work(cls(sizes, **given), settings)
     except (TypeError, ValueError) as wrong:
         if is_own(cls) or isinstance(wrong, SafaError):
             raise
         raise SafaError(f"{name} refuses its settings: {wrong}") from wrong
+
+
+def _with_work(protocol: Protocol, settings: Mapping[str, Any]) -> Protocol:
+    """The protocol with the run's settings about partial work, which any protocol takes."""
+    if settings.get("work_cap", "auto") != "auto":
+        protocol.work_cap = float(settings["work_cap"])
+    protocol.normalise_work = bool(settings.get("normalise_work", False))
+    if protocol.normalise_work and protocol.rule is not Rule.DELTA:
+        raise SafaError(f"normalise_work is for protocols that add up changes (fedbuff), not for {protocol.name}")
+    if protocol.normalise_work and not protocol.asks_for_parts:
+        raise SafaError(f"normalise_work has no effect with {protocol.name} where work_cap is 0: all do all their work")
+    return protocol

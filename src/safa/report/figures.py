@@ -44,10 +44,13 @@ PROTOCOLS: dict[str, Style] = {
     "local": Style("#6b7480", (9, 3, 2, 3), "cross"),
     "fedasync": Style("#b5548c", (4, 2), "diamond"),
     "fedbuff": Style("#009e73", (5, 2, 1, 2), "triangle-down"),
+    "timelyfl": Style("#3fa2dc", (3, 3), "triangle-right"),
+    "fedcompass": Style("#7a5c00", (6, 2, 2, 2), "triangle-left"),
+    "fedsecant": Style("#7b3fa0", (12, 2), "wedge"),
 }
 """How each protocol is drawn, everywhere."""
 
-_OTHERS = [*PROTOCOLS.values(), Style("#3fa2dc", (1, 0), "square"), Style("#1b212b", (7, 3), "circle")]
+_OTHERS = [*PROTOCOLS.values(), Style("#1b212b", (7, 3), "circle")]
 
 STATES: dict[State, tuple[str, str]] = {
     State.PICKED: ("picked", "#009e73"),
@@ -65,6 +68,7 @@ RECOLOURED: dict[str, str] = {
     _INK: "#e6e9ee", _SOFT: "#a3adbb", _LINE: "#323a46", _BACK: "#14171c",
     "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
     "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
+    "#7a5c00": "#c7a54a", "#7b3fa0": "#b98ad9",
 }  # fmt: skip
 """The colours of the light theme, and those of the dark theme for them."""
 

@@ -8,7 +8,8 @@ from typing import Any
 __all__ = ["TITLES", "capital", "number", "protocol_name", "time_unit", "value_of"]
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
-          "fedbuff": "FedBuff"}  # fmt: skip
+          "fedbuff": "FedBuff", "timelyfl": "TimelyFL", "fedcompass": "FedCompass",
+          "fedsecant": "FedSecant"}  # fmt: skip
 
 TITLES: dict[str, str] = {
     "round_length_s": "round length, s",

@@ -30,6 +30,7 @@ Staleness = Literal["constant", "polynomial", "hinge"]
 TrainerName = Literal["auto", "batched", "threads", "processes", "serial", "ray"]
 OptimiserName = Literal["sgd", "adam", "adamw"]
 LearningRate = float | Literal["auto"]
+WorkCap = float | Literal["auto"]
 Schedule = str | Callable[[int], float]
 Options = Mapping[str, Any]
 Table = str | os.PathLike[str] | Sequence[float] | Sequence[Sequence[float]] | HasArray
@@ -58,6 +59,8 @@ class SettingsOptions(TypedDict, total=False):
     schedule: Schedule
     round_limit_s: float
     averaging: Averaging
+    work_cap: WorkCap
+    normalise_work: bool
     crash_rate: float
     fault_model: FaultModel
     keep_progress: bool
@@ -88,6 +91,9 @@ class SettingsOptions(TypedDict, total=False):
     hinge_lag: float
     buffer_size: int
     server_lr: float
+    interval_share: float
+    step_ratio: float
+    late_factor: float
     aggregator: str
     trim: float
     hostile: float
@@ -140,6 +146,8 @@ class SweepOptions(TypedDict, total=False):
     schedule: Several[Schedule]
     round_limit_s: Several[float]
     averaging: Several[Averaging]
+    work_cap: Several[WorkCap]
+    normalise_work: Several[bool]
     crash_rate: Several[float]
     fault_model: Several[FaultModel]
     keep_progress: Several[bool]
@@ -170,6 +178,9 @@ class SweepOptions(TypedDict, total=False):
     hinge_lag: Several[float]
     buffer_size: Several[int]
     server_lr: Several[float]
+    interval_share: Several[float]
+    step_ratio: Several[float]
+    late_factor: Several[float]
     aggregator: Several[str]
     trim: Several[float]
     hostile: Several[float]

@@ -97,6 +97,16 @@ class Settings:
         group=_WORK, choices=AVERAGINGS,
     )  # fmt: skip
 
+    work_cap: float | Literal["auto"] = option(
+        "auto", "ask a client for as much of its work as it does in so many times the median client's time (0: for all "
+        "of it; auto: the protocol's own, 3 of fedsecant and 0 of the others)", group=_WORK, least=0, below=math.inf,
+        words=("auto",), needs=_CAUSAL,
+    )  # fmt: skip
+    normalise_work: bool = option(
+        False, "whether the weight of a change is divided by the share of the work that was done for it", group=_WORK,
+        needs=_CAUSAL,
+    )  # fmt: skip
+
     crash_rate: float = option(0.3, "cr: how likely a stretch of work is cut short", group=_WORLD, least=0, most=1)
     fault_model: str = option(
         "attempt", "whether a crash is drawn once per attempt or once per round (causal clock)", group=_WORLD,
@@ -104,7 +114,7 @@ class Settings:
     )  # fmt: skip
     keep_progress: bool = option(
         True, "whether a client that crashed continues where it was", group=_WORLD,
-        needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff")},
+        needs=_CAUSAL | {"protocol": ("safa", "local", "fedasync", "fedbuff", "fedcompass", "fedsecant")},
     )  # fmt: skip
     detection_delay_s: float = option(
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
@@ -169,8 +179,8 @@ class Settings:
     )  # fmt: skip
 
     estimate_error: float = option(
-        0.0, "how far FedCS is off when it guesses a client's time (sigma of the logarithm)", group=_OTHERS, least=0,
-        below=math.inf, needs={"protocol": ("fedcs",)},
+        0.0, "how far the server is off when it guesses a client's time (sigma of the logarithm)", group=_OTHERS,
+        least=0, below=math.inf, needs={"protocol": ("fedcs", "timelyfl", "fedcompass", "fedsecant")},
     )  # fmt: skip
     mixing: float = option(0.6, "alpha of FedAsync: the weight of a fresh update", group=_OTHERS, above=0, most=1)
     staleness: str = option("polynomial", "how FedAsync discounts a stale update", group=_OTHERS, choices=STALENESSES)
@@ -186,6 +196,18 @@ class Settings:
     )
     buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_OTHERS, least=1)
     server_lr: float = option(1.0, "the step size of FedBuff's server", group=_OTHERS, above=0, below=math.inf)
+    interval_share: float = option(
+        0.5, "k/n of TimelyFL: the share of the clients drawn that have the time for all their work", group=_OTHERS,
+        above=0, most=1,
+    )  # fmt: skip
+    step_ratio: float = option(
+        0.2, "Qmin/Qmax of FedCompass: the least share of its work that a client is asked for", group=_OTHERS, above=0,
+        most=1,
+    )  # fmt: skip
+    late_factor: float = option(
+        1.2, "lambda of FedCompass: how many times its own time a group is waited for; TimelyFL: of the interval",
+        group=_OTHERS, least=1,
+    )  # fmt: skip
 
     aggregator: str = option(
         "auto", "what makes the global model of the updates (auto: the protocol's own); `safa aggregators` lists them",
@@ -378,7 +400,7 @@ class Settings:
         takers = registry.takers(name)
         if takers and name not in _OF_EVERY_RUN and name not in registry.shared(protocol):
             needs["protocol"] = takers
-        elif not registry.is_own(protocol):
+        elif not registry.is_own(protocol) or (name == "estimate_error" and self.work_cap not in ("auto", 0)):
             needs.pop("protocol", None)  # nobody but its author knows what another package's protocol makes of it
         return [
             _no_effect(name, other, getattr(self, other), allowed)

@@ -78,11 +78,22 @@ class Server:
         """A random number for every client, by which the next round may draw them."""
         return stream(self.seed, _DRAWS, self.protocol.round + 1).random(self.protocol.clients)
 
-    def open_round(self, *, now: float, expected_s: ArrayLike, draws: NDArray[np.float64] | None = None) -> Dispatch:
-        """Open the next round, and say whom to set to work; `expected_s` is how long each client is thought to take."""
+    def open_round(
+        self,
+        *,
+        now: float,
+        expected_s: ArrayLike,
+        fixed_s: ArrayLike | None = None,
+        draws: NDArray[np.float64] | None = None,
+    ) -> Dispatch:
+        """Open the next round, and say whom to set to work.
+
+        `expected_s` is how long each client is thought to take, `fixed_s` the part of it that does not depend on the
+        amount of work.
+        """
         if draws is None:
             draws = self.draws() if self.protocol.uses_draws else np.zeros(self.protocol.clients)
-        return self.protocol.open_round(now=now, draws=draws, expected_s=expected_s)
+        return self.protocol.open_round(now=now, draws=draws, expected_s=expected_s, fixed_s=fixed_s)
 
     def receive(self, events: Events, *, late: bool = False, rows: Tensor | None = None) -> Receipt:
         """Take in events, up to the one that ends the round; what was accepted counts when a version is made of it.

@@ -40,9 +40,12 @@ def causal_rounds(
     kind = ReturningDevices if fleet.faults.return_delay_s else Devices
     devices = kind(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
     link = ServerLink(fleet.copy_s)
+    links_s = fleet.down_s + fleet.up_s
     now = 0.0
     for _ in range(server.rounds):
-        dispatch = open_round(server, now=now, duration_s=fleet.turnaround_s, estimate_error=estimate_error)
+        dispatch = open_round(
+            server, now=now, duration_s=fleet.turnaround_s, links_s=links_s, estimate_error=estimate_error
+        )
         begin_s = link.broadcast(len(dispatch.sync), now=now)
         devices.open_round(dispatch, protocol.versions, protocol.work, now=now, begin_s=begin_s)
         now = _run_round(server, fleet, devices, link)
@@ -84,11 +87,12 @@ def _run_round(server: Server, fleet: Fleet, devices: Devices, link: ServerLink)
         heard = events[: receipt.consumed]
         devices.heard(heard, receipt.accepted)
         if len(receipt.sync):
-            answered = heard[receipt.accepted & ~heard.lost]
-            devices.start(receipt.sync, protocol.versions, protocol.work, link.queue(answered.at_s))
+            devices.start(receipt.sync, protocol.versions, protocol.work, link.queue(receipt.sync_s))
     return protocol.now
 
 
 def _shortest_attempt_s(protocol: Protocol, fleet: Fleet) -> float:
-    """What any attempt takes at least; a part of the work may take next to no time."""
-    return float((fleet.down_s + fleet.up_s if protocol.asks_for_parts else fleet.turnaround_s).min())
+    """What any attempt takes at least that begins in the open round."""
+    if not protocol.asks_for_parts:
+        return float(fleet.turnaround_s.min())
+    return float((fleet.down_s + protocol.least_work * fleet.train_s + fleet.up_s).min())

@@ -22,9 +22,8 @@ class ServerLink:
 
     def queue(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Send one copy at each of these times, in order, each as soon as the one before has left."""
-        ahead_s = np.arange(len(at_s)) * self._copy_s
-        left_s = np.asarray(
-            np.maximum.accumulate(np.maximum(at_s - ahead_s, self._free_s)) + ahead_s + self._copy_s, dtype=np.float64
-        )
+        left_s = np.asarray(at_s + self._copy_s, dtype=np.float64)
+        if self._free_s > at_s[0] or np.any(left_s[:-1] > at_s[1:]):
+            left_s = np.array([self.broadcast(1, now=now) for now in at_s.tolist()])
         self._free_s = float(left_s[-1])
         return left_s

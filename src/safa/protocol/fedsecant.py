@@ -1,0 +1,47 @@
+"""FedSecant, this package's own protocol: FedBuff's buffer without anything to set, and clients that are remembered.
+
+Every client is always at work, none is refused, abandoned or made to start over, and one that commits is sent the
+latest model at once. A version is made of K = max(2, ceil(sqrt(m))) updates, in which an update counts
+(1 + lag)^-1/2 / K; a record is closed every K updates, so that there is no C to set. A client that would take longer
+than three times the median client's time is asked for less work, so that no entry gets very old.
+
+What is remembered, and how an old entry is brought to where the model is now, is the aggregator's part (`secant`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safa.protocol.events import Dispatch
+from safa.protocol.fedbuff import FedBuff
+
+__all__ = ["FedSecant"]
+
+
+class FedSecant(FedBuff):
+    """A buffer of sqrt(m) changes, corrected by what each client sent last."""
+
+    name = "fedsecant"
+    work_cap = 3.0
+
+    def __init__(self, sizes: ArrayLike, *, round_limit_s: float = math.inf) -> None:
+        super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
+
+    @property
+    def aggregator(self) -> str:
+        """A cache of changes and their bases, moved by a secant."""
+        return "secant"
+
+    @property
+    def quota(self) -> int:
+        """A record has as many updates as a version."""
+        return self.buffer_size
+
+    def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
+        """As FedBuff; K follows the number of clients, and is never below what the buffer holds already."""
+        clients = int(np.count_nonzero(self.active))
+        self.buffer_size = max(2, math.isqrt(max(clients - 1, 0)) + 1, self._buffered + 1)
+        return super()._invite(draws, expected_s)

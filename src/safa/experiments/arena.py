@@ -12,7 +12,6 @@ Every step is a sweep (`safa.experiments.sweep`), which resumes and has workers:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,19 +22,20 @@ from typing import Any
 
 from safa.analysis import Curve
 from safa.errors import SafaError
-from safa.experiments.arena_plan import FORMAT, Choice, Plan, World
+from safa.experiments.arena_plan import Choice, Plan, World
 from safa.experiments.engines import Engine, LocalEngine
 from safa.experiments.results import load_sweep
 from safa.experiments.sweep import run_sweep
 from safa.runs.folder import SWEEP
 from safa.runs.settings import Settings
-from safa.runs.storage import read_json, write_atomically, writing
+from safa.runs.storage import write_atomically, writing
 from safa.runs.sweep_folder import SweepFolder
 
-__all__ = ["STAGES", "Arena", "Judged", "Tuned"]
+__all__ = ["PLAN", "STAGES", "Arena", "Judged", "Row", "Run", "Tuned"]
 
 STAGES = ("tune", "judge", "report")
-_ABOUT = "arena.json"
+PLAN = "plan.toml"
+"""The plan, in the folder of its results."""
 _UNREACHED = 2.0  # a target that is not reached counts, when protocols are tuned, as so many times the horizon
 
 Row = dict[str, Any]
@@ -84,16 +84,15 @@ class Arena:
     def __init__(self, plan: Plan, folder: Path, *, stack: int = 1, watch: Watch = _unwatched) -> None:
         self.plan, self.folder = plan, folder
         self._stack, self._watch = stack, watch
-        about = {"format": FORMAT, "plan": plan.digest}
-        if (folder / _ABOUT).exists():
-            if read_json(folder / _ABOUT) != about:
+        if (folder / PLAN).exists():
+            if Plan.read(folder / PLAN).digest != plan.digest:
                 raise SafaError(f"{folder} holds the results of another plan; choose another folder")
         elif folder.exists() and any(folder.iterdir()):
             raise SafaError(f"{folder} holds something else than an arena; choose another folder")
         else:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / _ABOUT, (json.dumps(about) + "\n").encode())
+            write_atomically(folder / PLAN, plan.text)
 
     def run(self, worlds: Sequence[World], stages: Iterable[str], engine: Engine) -> None:
         """Make what is missing of these stages; processes are kept from one sweep to the next."""

@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Self
@@ -140,19 +140,22 @@ class Plan:
     win: Win | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of all runs."""
+    text: bytes = b""
+    """The file that it was read from."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The plan in a file."""
         try:
             with reading(path):
-                found = tomllib.loads(path.read_text(encoding="utf-8"))
+                text = path.read_bytes()
+            found = tomllib.loads(text.decode())
         except (ValueError, RecursionError) as error:
             raise SafaError(f"{path} is not a plan: {error}") from None
         if found.get("format") != FORMAT:
             raise SafaError(f'{path} is not a plan of this version: its format must be "{FORMAT}"')
         try:
-            return cls._of(found)
+            return replace(cls._of(found), text=text)
         except SafaError as error:
             raise SafaError(f"{path}: {error}") from None
 
@@ -235,7 +238,7 @@ class Plan:
         given |= {entry.knob: choice.value} if entry.knob else {}
         given |= {"time_limit_s": world.horizon_s, "eval_clients": judged}
         own = {name: given.pop(name) for name in list(given) if name not in _SETTINGS}
-        return Settings.combined(world.task, **given, **({"protocol_options": own} if own else {}))
+        return Settings.combined(world.task, **given | ({"protocol_options": own} if own else {}))
 
     def check(self, worlds: Iterable[World]) -> None:
         """Refuse whatever can be found wrong with the runs of these worlds before the first of them."""

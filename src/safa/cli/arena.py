@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "arena",
         help="tune protocols in many worlds by one rule, and judge them on fresh seeds",
-        description="Run a plan of worlds and protocols: tune every protocol on some seeds, judge it on others, and write "
+        description="Run a plan of worlds and protocols: tune every protocol on some seeds, judge it on others, write "
         "tables and a page. The same command resumes what was stopped.",
         allow_abbrev=False,
     )

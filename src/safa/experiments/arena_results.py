@@ -154,7 +154,7 @@ class Results:
         return [_verdict(name, standings, win) for name, standings in self.worlds.items()] if win else []
 
     def equal_worlds(self) -> list[tuple[str, str, float | None]]:
-        """Pairs of worlds with the same data, with how much better the metric in the first is than the best in the second."""
+        """Pairs of worlds with the same data, and how much better the metric in one is than the best in the other."""
         win = self.plan.win
         pairs = [pair for pair in (win.equal if win else ()) if set(pair) <= self.worlds.keys()]
         return [(first, second, self._beyond(first, second)) for first, second in pairs]

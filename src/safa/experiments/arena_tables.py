@@ -93,9 +93,9 @@ def _lead(results: Results) -> str:
     missing = f" Not judged yet: {', '.join(results.missing)}." if results.missing else ""
     return (
         f"{len(plan.entries)} protocols in {len(results.worlds)} worlds, tuned on {len(plan.tuning_seeds)} seeds and "
-        f"judged on {' or '.join(map(str, seeds))} others. Worlds, targets, grids, seeds and what counts as a win are in "
-        f"the plan with the checksum `{plan.digest[:16]}`; a folder holds results of one plan only. The history of the "
-        f"plan's repository shows whether it was committed before the first run on the judging seeds.{missing}"
+        f"judged on {' or '.join(map(str, seeds))} others. Worlds, targets, grids, seeds and what counts as a win are "
+        f"in the plan with the checksum `{plan.digest[:16]}`; a folder holds results of one plan only. The history of "
+        f"the plan's repository shows whether it was committed before the first run on the judging seeds.{missing}"
     )
 
 
@@ -161,9 +161,9 @@ def _overall(results: Results, name: str, baseline: str) -> Cell:
 
 def _by_world(results: Results, baseline: str) -> Part:
     words = (
-        f"Times as long as `{baseline}` to the targets, with 95% intervals over the seeds, compared seed by seed. Where "
-        "a target was missed, the horizon stands for its time: ≤ if the baseline missed some, ≥ if the protocol did, "
-        "~ if both did; empty if neither reached any."
+        f"Times as long as `{baseline}` to the targets, with 95% intervals over the seeds, compared seed by seed. "
+        "Where a target was missed, the horizon stands for its time: ≤ if the baseline missed some, ≥ if the protocol "
+        "did, ~ if both did; empty if neither reached any."
     )
     rows = [
         [(name, None), *(_ratio(standings[name].ratio(standings[baseline])) for standings in results.worlds.values())]

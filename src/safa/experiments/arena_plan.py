@@ -219,20 +219,10 @@ class Plan:
         ]
 
     def runs(self, world: World, choices: Sequence[Choice], seeds: Sequence[int], *, judged: bool) -> list[Settings]:
-        """The settings of these choices on these seeds, the seeds varying fastest, all checked."""
-        made = [self._combined(world, choice, seed, judged) for choice in choices for seed in seeds]
-        try:
-            runs = check_runs(made, [find_task(world.task)])
-        except SafaError as error:
-            raise SafaError(f"world {world.name}: {error}") from None
-        seen: dict[str, str] = {}
-        for run, choice in zip(runs, (choice for choice in choices for _ in seeds), strict=True):
-            other = seen.setdefault(run.to_toml(), choice.entry)
-            if other != choice.entry:
-                raise SafaError(f"world {world.name}: {other} and {choice.entry} have the same settings")
-        return runs
+        """The settings of these choices on these seeds, the seeds varying fastest."""
+        return [self._combined(world, choice, seed, judged=judged)[0] for choice in choices for seed in seeds]
 
-    def _combined(self, world: World, choice: Choice, seed: int, judged: bool) -> tuple[Settings, list[str]]:
+    def _combined(self, world: World, choice: Choice, seed: int, *, judged: bool) -> tuple[Settings, list[str]]:
         entry = self.entries[choice.entry]
         given = {"rounds": _ROUNDS, **self.settings, **world.settings, **entry.settings, "lr": choice.lr, "seed": seed}
         given |= {entry.knob: choice.value} if entry.knob else {}
@@ -248,7 +238,20 @@ class Plan:
                 for name, entry in self.entries.items()
                 for value in entry.values_for(world.clients)
             ]
-            self.runs(world, choices, self.tuning_seeds[:1], judged=True)
+            try:
+                self._check_runs(world, choices)
+            except SafaError as error:
+                raise SafaError(f"world {world.name}: {error}") from None
+
+    def _check_runs(self, world: World, choices: Sequence[Choice]) -> None:
+        """Refuse settings that are wrong or have no effect for any protocol, and two protocols that are the same."""
+        made = [self._combined(world, choice, self.tuning_seeds[0], judged=True) for choice in choices]
+        runs = check_runs(made, [find_task(world.task)])
+        seen: dict[str, str] = {}
+        for run, choice in zip(runs, choices, strict=True):
+            other = seen.setdefault(run.to_toml(), choice.entry)
+            if other != choice.entry:
+                raise SafaError(f"{other} and {choice.entry} have the same settings")
 
 
 class _Table:

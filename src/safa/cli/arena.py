@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,10 @@ def _run(arguments: argparse.Namespace, arena: Arena, worlds: Sequence[World], s
 
 def _page(folder: Path) -> Path:
     """The page, or the Markdown where the libraries for charts are not installed."""
-    if not find_spec("altair") or not find_spec("vl_convert"):
+    try:
+        from safa.report import write_report
+    except ModuleNotFoundError:
         return folder / "arena.md"
-    from safa.report import write_report
-
     return write_report(folder)
 
 

@@ -39,7 +39,10 @@ class Entry:
     settings: Mapping[str, Any]
     knob: str = ""
     values: Sequence[Any] = ()
-    """What the knob may be; with the first of them learning rates are compared. "10%" is that share of the clients."""
+    """What the knob may be; with the first of them learning rates are compared.
+
+    Here and in the settings, "10%" is that share of the world's clients.
+    """
 
     def values_for(self, clients: int) -> list[Any]:
         """What the knob may be in a world of so many clients; [None] without a knob."""
@@ -224,11 +227,12 @@ class Plan:
 
     def _combined(self, world: World, choice: Choice, seed: int, *, judged: bool) -> tuple[Settings, list[str]]:
         entry = self.entries[choice.entry]
-        given = {"rounds": _ROUNDS, **self.settings, **world.settings, **entry.settings, "lr": choice.lr, "seed": seed}
+        own = {name: _of_clients(value, world.clients) for name, value in entry.settings.items()}
+        given = {"rounds": _ROUNDS, **self.settings, **world.settings, **own, "lr": choice.lr, "seed": seed}
         given |= {entry.knob: choice.value} if entry.knob else {}
         given |= {"time_limit_s": world.horizon_s, "eval_clients": judged}
-        own = {name: given.pop(name) for name in list(given) if name not in _SETTINGS}
-        return Settings.combined(world.task, **given | ({"protocol_options": own} if own else {}))
+        options = {name: given.pop(name) for name in list(given) if name not in _SETTINGS}
+        return Settings.combined(world.task, **given | ({"protocol_options": options} if options else {}))
 
     def check(self, worlds: Iterable[World]) -> None:
         """Refuse whatever can be found wrong with the runs of these worlds before the first of them."""

@@ -48,6 +48,7 @@ class SettingsOptions(TypedDict, total=False):
     clock: Clock
     seed: int
     until: str
+    time_limit_s: float
     fraction: float
     lag_tolerance: int
     rounds: int
@@ -135,6 +136,7 @@ class SweepOptions(TypedDict, total=False):
     clock: Several[Clock]
     seed: Several[int]
     until: Several[str]
+    time_limit_s: Several[float]
     fraction: Several[float]
     lag_tolerance: Several[int]
     rounds: Several[int]

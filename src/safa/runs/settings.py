@@ -67,6 +67,11 @@ class Settings:
         is_list=False, needs=_TRAINING,
     )  # fmt: skip
 
+    time_limit_s: float = option(
+        math.inf, "end the run before the first round that would close later than this, in seconds (inf: never)",
+        group=_RUN, flag="--time-limit", above=0, needs=_CAUSAL,
+    )  # fmt: skip
+
     fraction: float = option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
     lag_tolerance: int = option(
         5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1

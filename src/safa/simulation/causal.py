@@ -34,8 +34,9 @@ def causal_rounds(
     detection_delay_s: float = 60.0,
     keep_progress: bool = True,
     estimate_error: float = 0.0,
+    time_limit_s: float = math.inf,
 ) -> Iterator[RoundRecord]:
-    """A fleet drives a server in causal time, a record a round."""
+    """A fleet drives a server in causal time, a record a round, as long as rounds close within the time limit."""
     protocol = server.protocol
     kind = ReturningDevices if fleet.faults.return_delay_s else Devices
     devices = kind(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
@@ -49,6 +50,8 @@ def causal_rounds(
         begin_s = link.broadcast(len(dispatch.sync), now=now)
         devices.open_round(dispatch, protocol.versions, protocol.work, now=now, begin_s=begin_s)
         now = _run_round(server, fleet, devices, link)
+        if now > time_limit_s:
+            return
         record = server.close_round(now=now)
         crashed = devices.crashed(now)
         record = complete_record(

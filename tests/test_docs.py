@@ -19,6 +19,7 @@ from safa.aggregation.registry import available, optimisers
 from safa.analysis import METRICS, TARGET_METRICS
 from safa.fleet import make_fleet
 from safa.protocol import FedAvg, Protocol
+from safa.protocol import available as available_protocols
 from safa.protocol.records import Verdict
 from safa.runs import Settings
 from safa.runs.options import SettingsOptions
@@ -257,6 +258,23 @@ def test_the_picture_is_drawn_from_the_run_it_names() -> None:
     exec((ROOT / "docs" / "client_map.py").read_text(encoding="utf-8"), names)
     drawn = names["draw"](list(names["run_rounds"](names["SETTINGS"])))
     assert (ROOT / "docs" / "client-map.svg").read_text(encoding="utf-8").strip() == drawn.strip()
+
+
+def test_every_protocol_and_aggregator_is_on_the_map(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) == set(available_protocols())
+    assert set(re.findall(r"`(\w+)`", page)) >= set(available())
+    (example,) = blocks("docs/protocols.md")
+    exec(example, {})
+    lags = [int(lag) for lag in re.findall(r"lagged (\d+) versions", capsys.readouterr().out)]
+    assert lags[1] < lags[0] / 2
+
+
+def test_the_map_of_protocols_is_drawn_by_its_script() -> None:
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec((ROOT / "docs" / "protocol_map.py").read_text(encoding="utf-8"), names)
+    assert names["PROTOCOLS"].keys() == available_protocols().keys()
+    assert (ROOT / "docs" / "protocol-map.svg").read_text(encoding="utf-8").strip() == names["draw"]().strip()
 
 
 @pytest.mark.slow

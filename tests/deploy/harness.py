@@ -14,7 +14,7 @@ import torch
 
 from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.exchange.device import Device
-from safa.deploy.exchange.messages import JoinReply, JoinRequest, Outgoing, Reply, TrainRequest
+from safa.deploy.exchange.messages import JoinReply, JoinRequest, Outgoing, Reply, TrainRequest, Update
 from safa.deploy.exchange.options import FILE, Options
 from safa.fleet import make_fleet
 from safa.protocol import Events, registry
@@ -43,6 +43,8 @@ class Peer:
     is_online: bool = True
     forge: Forge | None = None
     """What it sends instead of its honest reply to a request."""
+    works_s: float | None = None
+    """How long all its work takes, by its own clock, besides `delay_s`; without, it says how long it really took."""
     declares: float | None = None
     """The n_k that it claims to have."""
     requests: list[TrainRequest] = field(default_factory=list)
@@ -120,6 +122,9 @@ class Harness:
         else:
             peer.requests.append(outgoing.message)
             reply, due = peer.device.train(outgoing.message), self.now + peer.delay_s
+            if peer.works_s is not None and isinstance(reply, Update):
+                reply = replace(reply, seconds=outgoing.message.work * peer.works_s)
+                due += reply.seconds
             if peer.forge is not None:
                 reply = peer.forge(outgoing.message, reply)
         heapq.heappush(self._mail, (due, next(self._sent), outgoing.without_model(), reply))

@@ -280,7 +280,8 @@ class Coordinator:
         if isinstance(reply, Update | Rejected):
             self._replies.append((outgoing, reply))
             if in_flight:
-                self._requests.measure(client, in_flight, now=now)
+                trained_s = reply.seconds if isinstance(reply, Update) else None
+                self._requests.measure(client, in_flight, trained_s=trained_s, now=now)
         elif in_flight and isinstance(reply, ModelMissing) and not in_flight.with_model:
             self._requests.ask(client, at=now, with_model=True)
         elif in_flight:
@@ -366,7 +367,8 @@ class Coordinator:
         self.server.mark()
         self.membership.update_protocol(self.protocol)
         expected_s = [self._expected_s(client, now) for client in range(self.protocol.clients)]
-        dispatch = self.server.open_round(now=now, expected_s=expected_s, draws=self._draws())
+        other_s = [self._requests.other_s(client) for client in range(self.protocol.clients)]
+        dispatch = self.server.open_round(now=now, expected_s=expected_s, fixed_s=other_s, draws=self._draws())
         self._log_deprecated(dispatch)
         self._requests.abandon_other_work([*dispatch.sync.tolist(), *dispatch.resume.tolist()], self.protocol.work)
         sync = {client for client in dispatch.sync.tolist() if not self._is_at_work(client)}
@@ -386,8 +388,13 @@ class Coordinator:
         return self._requests.works_on(client, self.protocol.version) and self.membership.is_online(client)
 
     def _expected_s(self, client: int, now: float) -> float:
-        """How long a client will take; less its time so far, if it is at work on the latest version."""
-        since = self.protocol.version if self.membership.is_online(client) else None
+        """How long a client will take; less its time so far, if it is at work on the latest version.
+
+        Where less than all of the work may be asked for, the share follows from the time for all of it.
+        """
+        if self.protocol.asks_for_parts:
+            return self._requests.expected_s(client, since=None, now=now)
+        since = self.protocol.version if self.membership.is_online(client) else -1
         return self._requests.expected_s(client, since=since, now=now)
 
     def _draws(self) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,15 @@ class InFlight:
     with_model: bool
 
 
+class Took(NamedTuple):
+    """How long a client takes for all its work, going by its last reply."""
+
+    other_s: float
+    """The time that passed otherwise: messages, and waiting for the device."""
+    work_s: float
+    """The time of training, by the device's own clock."""
+
+
 class Requests:
     """The requests of a deployment, by client."""
 
@@ -35,7 +44,7 @@ class Requests:
         self._in_flight: dict[int, InFlight] = {}
         self._due: dict[int, float] = {}  # from when on a client can be sent its request
         self._with_model: set[int] = set()  # who is to be sent the model with its next request
-        self._took: dict[int, float] = {}  # how long its last reply took
+        self._took: dict[int, Took] = {}  # how long its last reply took
 
     # -- to be sent --------------------------------------------------------------------------------------------------
 
@@ -114,18 +123,34 @@ class Requests:
 
     # -- how long they take ------------------------------------------------------------------------------------------
 
-    def measure(self, client: int, in_flight: InFlight, *, now: float) -> None:
-        """Note how long a reply took, as if all the work had been asked for."""
-        self._took[client] = (now - in_flight.asked_at) / in_flight.work
+    def measure(self, client: int, in_flight: InFlight, *, trained_s: float | None, now: float) -> None:
+        """Note how long a reply took, as if all the work had been asked for.
+
+        `trained_s` is how long the device says that it trained. That may have begun before it was asked this time, if
+        it was restarted. Without its word, all the time counts as training.
+        """
+        elapsed_s = now - in_flight.asked_at
+        trained_s = elapsed_s if trained_s is None else max(0.0, trained_s)
+        self._took[client] = Took(max(0.0, elapsed_s - trained_s), trained_s / in_flight.work)
 
     def forget_time(self, client: int) -> None:
         """Nothing is known of how long a client takes."""
         self._took.pop(client, None)
 
     def expected_s(self, client: int, *, since: int | None, now: float) -> float:
-        """How long a client will take, going by its last reply; less its time so far if it works on version `since`."""
-        spent_s = now - self._in_flight[client].asked_at if since is not None and self.works_on(client, since) else 0.0
-        return max(0.0, self._took.get(client, 0.0) - spent_s)
+        """How long a client will take for all its work, going by its last reply; 0 where there was none.
+
+        Its time so far is subtracted if it works on version `since`. Without that, a client that has never replied
+        takes as long as it has been at work by now.
+        """
+        spent_s = now - self._in_flight[client].asked_at if client in self._in_flight else 0.0
+        if since is None:
+            return sum(self._took[client]) if client in self._took else spent_s
+        return max(0.0, sum(self._took.get(client, _UNKNOWN)) - (spent_s if self.works_on(client, since) else 0.0))
+
+    def other_s(self, client: int) -> float:
+        """How much of that does not depend on the amount of work."""
+        return self._took.get(client, _UNKNOWN).other_s
 
     # -- to be continued later ---------------------------------------------------------------------------------------
 
@@ -136,4 +161,7 @@ class Requests:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot."""
         self._attempts = int(snapshot["attempts"])
-        self._took = {int(client): float(seconds) for client, seconds in snapshot["took"]}
+        self._took = {int(client): Took(*map(float, seconds)) for client, seconds in snapshot["took"]}
+
+
+_UNKNOWN = Took(0.0, 0.0)

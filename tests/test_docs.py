@@ -290,6 +290,24 @@ def test_the_sweep_of_the_docs_answers(
     assert capsys.readouterr().out.endswith("6 runs\n")
 
 
+def test_the_plan_of_the_docs_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
+    (plan,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
+    (example,) = blocks("docs/arena.md")
+    exec(example, {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["safa", "fedbuff", "fedavg"]
+    script = {"__name__": "table", "__file__": str(ROOT / "docs/arena_table.py")}
+    exec((ROOT / "docs/arena_table.py").read_text(encoding="utf-8"), script)
+    results = (tmp_path / "results" / "arena.md").read_text(encoding="utf-8")
+    written = script["with_results"](page, results)  # type: ignore[operator]
+    assert results in written
+    assert script["with_results"](written, results) == written  # type: ignore[operator]
+
+
 def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

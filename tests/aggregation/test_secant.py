@@ -28,9 +28,10 @@ class Literal:
 
     def __init__(self, gamma: float | None = None, theta: float | None = None) -> None:
         self.fixed = gamma, theta
-        self.gamma, self.theta = 0.5 if gamma is None else gamma, theta or 0.0
+        self.gamma: Row | float = 0.5 if gamma is None else gamma
+        self.theta = theta or 0.0
         self.entry: dict[int, tuple[Row, Row, int]] = {}  # delta, base and its version
-        self.slope, self.fit = np.zeros(2), np.zeros(2)
+        self.slope, self.fit = np.zeros((2, 1)), np.zeros(2)
 
     def __call__(self, steps: Sequence[TakenStep]) -> Row:
         fresh = Literal(*self.fixed)
@@ -38,11 +39,9 @@ class Literal:
 
     def step(self, step: TakenStep) -> Row:
         """The model after a step."""
-        whole = sum(step.present.values())
-        share = {k: n / whole for k, n in step.present.items()}
-        there = [k for k in share if k in self.entry]
-        mean = sum(share[k] * self.old(k, step.before) for k in there) / sum(share[k] for k in there) if there else 0.0
-        model, pairs, slope = step.before.copy(), 0, np.zeros(2)
+        there = [k for k in step.present if k in self.entry]
+        mean = np.mean([self.old(k, step.before) for k in there], 0) if there else 0.0
+        model, pairs, slope = step.before.copy(), 0, np.zeros((2, len(step.before)))
         us, es = [], []
         for k, version, a, picked, x, b in zip(
             step.client.tolist(), step.base.tolist(), step.weight, step.picked, step.rows, step.start, strict=True
@@ -52,7 +51,7 @@ class Literal:
             if picked and k in self.entry:
                 e, (h, other, made) = self.old(k, step.before), self.entry[k]
                 model += self.theta * a * (mean - e)
-                slope += share[k] * np.array([-(x - b - h) @ (b - other), (b - other) @ (b - other)])
+                slope += np.array([-(x - b - h) * (b - other), (b - other) ** 2])
                 pairs += version != made
                 us.append(u)
                 es.append(e)
@@ -70,7 +69,8 @@ class Literal:
     def estimate(self, slope: Row, pairs: int, us: list[Row], es: list[Row], clients: int) -> None:
         if pairs and self.fixed[0] is None:
             self.slope = (1 - 1 / max(clients, 10)) ** pairs * self.slope + slope
-            self.gamma = float(np.clip(self.slope[0] / self.slope[1], 0, 1))
+            upper, lower = self.slope + self.slope.mean(1, keepdims=True)
+            self.gamma = np.clip(upper / lower, 0, 1)
         if len(us) > 1 and self.fixed[1] is None:
             u, e = np.array(us) - np.mean(us, 0), np.array(es) - np.mean(es, 0)
             self.fit = 0.9 * self.fit + np.array([(u * e).sum(), (e * e).sum()])
@@ -227,7 +227,7 @@ def test_long_rows_are_gone_through_in_blocks() -> None:
         expected = literal.step(taken(clients, base, weight, rows[:, cut], start[:, cut], before[cut]))
         assert np.allclose(model[cut], expected)
         assert np.allclose(model[trained:], before[trained:] + weight @ (rows - before)[:, trained:])
-        assert (secant.gamma, secant.theta) == pytest.approx((literal.gamma, literal.theta))
+        assert (secant.gamma, secant.theta) == pytest.approx((np.mean(literal.gamma), literal.theta))
         versions.add(version, model)
         before = model.numpy()
 

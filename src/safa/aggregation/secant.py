@@ -1,20 +1,24 @@
 """Secant: updates and a cache of them are moved to where the global model is; the cache is a control variate.
 
 An entry is the latest delta of a client and the version that it was trained from. How far a delta changes when its base
-does is estimated from two updates of the same client, as the slope of a secant:
+does is estimated from two updates of the same client, for every number j of the model, as the slope of a secant:
 
-    gamma = - sum p_k <D_k - h_k, b_k - b'_k> / sum p_k |b_k - b'_k|^2, between 0 and 1
+    N_j = - sum (D - h)_j (b - b')_j       Q_j = sum (b - b')_j^2
+    gamma_j = (N_j + N) / (Q_j + Q), between 0 and 1, where N and Q are the means of N_j and Q_j
 
-for an update D_k from b_k and the entry h_k from b'_k, p_k = n_k/n; older pairs count for less. With it,
+for an update D from b and the entry h from b' of its client; older pairs count for less. The means keep a number that
+hardly moved from having a slope of noise. With it, products number by number,
 
     u_i = D_i - gamma (w - b_i)           an update, as it would be from w
     e_k = h_k - gamma (w - b'_k)          an entry, likewise
-    H   = sum p_k e_k / sum p_k           over the clients present that have an entry
+    H   = the mean of e_k                 over the clients present that have an entry
     w  := w + sum a_i u_i + theta sum a_i (H - e_i)
 
 where a_i are the weights of the record, the second sum is over updates whose clients have an entry, and theta, between
-0 and 1, is the slope of the regression of u on e over these (a moving one over the steps). With gamma = 1, H is the
-step of SAFA's cache of models, with gamma = 0 that of MIFA's cache of updates. Nothing has to be set.
+0 and 1, is the slope of the regression of u on e over these (a moving one over the steps). All clients count alike in
+H, whatever their n_k, as in FedBuff, MIFA and CA2FL: the delta of a client that makes its epochs over more samples is
+larger by itself. With gamma = 1, H is the step of SAFA's cache of models, with gamma = 0 that of MIFA's cache of
+updates. Nothing has to be set.
 
 A step uses the gamma and theta of the steps before it, so that its updates can be gone through once, and a coefficient
 does not depend on what it is applied to. Buffers of a model, such as the statistics of batch norm, are no part of the
@@ -56,8 +60,10 @@ class _Tally:
     """Of u_i."""
     old: Tensor
     """Of e_i."""
+    slope: Tensor
+    """Of -(D - h) (b - b') and (b - b')^2, number by number, [2, d]."""
     products: Tensor
-    """Of -p <D - h, b - b'>, p |b - b'|^2, <u, e> and <e, e>."""
+    """Of <u, e> and <e, e>."""
     count: int = 0
     pairs: int = 0
     """Of them, how many started from another version than their entry."""
@@ -65,14 +71,19 @@ class _Tally:
 
     @classmethod
     def like(cls, row: Tensor) -> _Tally:
-        return cls(torch.zeros_like(row), torch.zeros_like(row), row.new_zeros(4))
+        return cls(torch.zeros_like(row), torch.zeros_like(row), row.new_zeros(2, len(row)), row.new_zeros(2))
 
     def add(self, fresh: Tensor, old: Tensor, columns: slice) -> None:
         """Some columns of some u_i and e_i."""
         self.fresh[columns] += fresh.sum(0)
         self.old[columns] += old.sum(0)
-        self.products[2] += _dot(fresh, old)
-        self.products[3] += _dot(old, old)
+        self.products[0] += _dot(fresh, old)
+        self.products[1] += _dot(old, old)
+
+    def add_pairs(self, change: Tensor, apart: Tensor, columns: slice) -> None:
+        """Some columns of some D - h and b - b'."""
+        self.slope[0, columns] -= (change * apart).sum(0)
+        self.slope[1, columns] += apart.square().sum(0)
 
 
 class Secant(UpdateCache):
@@ -85,17 +96,27 @@ class Secant(UpdateCache):
         """`gamma` and `theta` are estimated, unless they are given; with theta = 0 entries do not move the model."""
         super().__init__()
         self._fixed_gamma, self._fixed_theta = _checked("gamma", gamma), _checked("theta", theta)
-        self.gamma = _FIRST_GAMMA if gamma is None else gamma
-        """How far a delta changes when its base does, for the next step."""
         self.theta = 0.0 if theta is None else theta
         """How much of the difference between the mean entry and its own is added to an update, in the next step."""
 
     def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
         """Begin without an entry."""
-        super().begin(versions, sizes, memory_mb=memory_mb)
+        super().begin(versions, np.ones_like(sizes), memory_mb=memory_mb)
         self._base = np.zeros(len(sizes), dtype=np.int64)  # the version that an entry was trained from
-        self._base_sum = torch.zeros_like(self._sum)  # of n_k times that version's model, of who is present
-        self._slope, self._fit = np.zeros(2), np.zeros(2)  # numerators and denominators of gamma and of theta
+        self._base_sum = torch.zeros_like(self._sum)  # of that version's model, of who is present
+        self._slope = self._sum.new_zeros(2, versions.trained)  # numerators and denominators of gamma
+        self._fit = np.zeros(2)  # and of theta
+        first = _FIRST_GAMMA if self._fixed_gamma is None else self._fixed_gamma
+        self._gamma = torch.full_like(versions.model[: versions.trained], first)
+
+    @property
+    def gamma(self) -> float:
+        """How far a delta changes when its base does, for the next step: the mean over the numbers of the model."""
+        return float(self._gamma.mean())
+
+    def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
+        """Clients have joined or left; all count alike."""
+        super().follow(joined, np.ones_like(sizes), left)
 
     def keep(self, updates: Updates) -> None:
         """Entries of these clients := what their training changed, and the versions that they started from."""
@@ -128,8 +149,8 @@ class Secant(UpdateCache):
         trained, whole = self.versions.trained, float(self._shares()[self._has_row].sum())
         if not whole:
             return torch.zeros_like(self._sum[:trained])
-        mean = torch.add(self._sum[:trained], self._base_sum[:trained], alpha=self.gamma).div_(whole)
-        return mean.sub_(self.versions.model[:trained], alpha=self.gamma)
+        away = torch.sub(self._base_sum[:trained], self.versions.model[:trained], alpha=whole)
+        return torch.addcmul(self._sum[:trained], away, self._gamma.double()).div_(whole)
 
     def _add_fresh(self, updates: Updates, direction: Tensor) -> None:
         """Add a_i u_i, and a_i (x_i - w) in the buffers."""
@@ -142,7 +163,7 @@ class Secant(UpdateCache):
 
     def _moved(self, deltas: Tensor, bases: Tensor, columns: slice) -> Tensor:
         """What these deltas would be from where the model is now."""
-        return torch.add(deltas, bases - self.versions.model[columns], alpha=self.gamma)
+        return torch.addcmul(deltas, bases - self.versions.model[columns], self._gamma[columns])
 
     def _compare(self, updates: Updates, direction: Tensor, tally: _Tally) -> None:
         """Subtract theta a_i e_i, and sum up what gamma and theta are estimated from. All clients have an entry."""
@@ -150,16 +171,13 @@ class Secant(UpdateCache):
         if not len(clients):
             return
         entries, bases = self._entries_and_bases(clients)
-        share = torch.from_numpy(self._shares()[clients] * self._one_over_n()).to(updates.rows)[:, None]
         for rows, columns in blocks(len(updates), direction[: self.versions.trained]):
             delta, start = updates.deltas_in(rows, columns), updates.start[rows, columns]
             entry, base = _cut(entries, rows, columns), _cut(bases, rows, columns)
             fresh, old = self._moved(delta, start, columns), self._moved(entry, base, columns)
             direction[columns].sub_(weighted(updates.weight[rows], old), alpha=self.theta)
             tally.add(fresh, old, columns)
-            apart = start - base
-            tally.products[0] -= _dot(share[rows] * apart, delta - entry)
-            tally.products[1] += _dot(share[rows] * apart, apart)
+            tally.add_pairs(delta - entry, start - base, columns)
         tally.count += len(clients)
         tally.pairs += int(np.count_nonzero(updates.base != self._base[clients]))
         tally.weight += float(updates.weight.sum())
@@ -173,15 +191,19 @@ class Secant(UpdateCache):
 
     def _estimate(self, tally: _Tally) -> None:
         """Gamma and theta for the next step."""
-        products = tally.products.cpu().numpy()
         if tally.pairs and self._fixed_gamma is None:
             memory = max(int(np.count_nonzero(self._active)), _LEAST_MEMORY)
-            self._slope = (1 - 1 / memory) ** tally.pairs * self._slope + products[:2]
-            self.gamma = _ratio(self._slope, self.gamma)
+            self._slope.mul_((1 - 1 / memory) ** tally.pairs).add_(tally.slope)
+            self._gamma = self._slope_gamma()
         if tally.count > 1 and self._fixed_theta is None:
             means = torch.stack([tally.fresh @ tally.old, tally.old @ tally.old]).cpu().numpy() / tally.count
-            self._fit = _KEPT_PER_STEP * self._fit + products[2:] - means
+            self._fit = _KEPT_PER_STEP * self._fit + tally.products.cpu().numpy() - means
             self.theta = _ratio(self._fit, self.theta)
+
+    def _slope_gamma(self) -> Tensor:
+        """Gamma by number; as it was where no base has moved."""
+        upper, lower = self._slope + self._slope.mean(1, keepdim=True)
+        return torch.where(lower > 0, upper / lower, self._gamma.double()).clamp_(0.0, 1.0).to(self._gamma)
 
     # -- the sum of bases --------------------------------------------------------------------------------------------
 
@@ -213,7 +235,9 @@ class Secant(UpdateCache):
         return super().state() | {
             "base": torch.from_numpy(self._base.copy()),
             "base_sum": self._base_sum.to("cpu", copy=True),
-            "estimates": torch.tensor([self.gamma, self.theta, *self._slope, *self._fit], dtype=torch.float64),
+            "slope": self._slope.to("cpu", copy=True),
+            "gamma": self._gamma.to("cpu", copy=True),
+            "theta": torch.tensor([self.theta, *self._fit], dtype=torch.float64),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -221,8 +245,10 @@ class Secant(UpdateCache):
         super().restore(state)
         self._base = state["base"].numpy().copy()
         self._base_sum = state["base_sum"].to(self._base_sum.device, copy=True)
-        self.gamma, self.theta, *sums = state["estimates"].tolist()
-        self._slope, self._fit = np.array(sums[:2]), np.array(sums[2:])
+        self._slope = state["slope"].to(self._slope.device, copy=True)
+        self._gamma = state["gamma"].to(self._gamma.device, copy=True)
+        self.theta, *fit = state["theta"].tolist()
+        self._fit = np.array(fit)
 
 
 def _checked(name: str, share: float | None) -> float | None:

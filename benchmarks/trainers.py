@@ -105,14 +105,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--trainers", nargs="*", help="default: serial, threads (on a CPU) and batched")
+    parser.add_argument("--trainers", nargs="*", help="default: serial, threads and processes (on a CPU), and batched")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    kinds = arguments.trainers or ["serial", *(["threads"] if device.type == "cpu" else []), "batched"]
+    kinds = arguments.trainers or ["serial", *(["threads", "processes"] if device.type == "cpu" else []), "batched"]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = arguments.tf32
     print(f"torch {torch.__version__}, {device.type}, {torch.get_num_threads()} threads, {arguments.clients} clients")
     results = {}

@@ -253,6 +253,19 @@ def test_rounds_are_those_of_the_sizes_whether_trained_or_not(train: bool) -> No
     assert len(list(experiment.rounds())) == 2
 
 
+def test_a_fleet_follows_the_rare_classes_of_its_slow_clients() -> None:
+    settings = Settings.of("digits", clients=30, partition="rare:2", fleet="two-speed", rounds=2, trainer="batched")
+    problem = load_problem("digits")
+    experiment = Experiment(settings)
+    fleet = fleet_of(settings)
+    shards = make_shards(settings, problem, np.ones(30), fleet.speeds)
+    assert experiment.server.protocol.sizes.tolist() == fleet.sizes.tolist() == [len(shard) for shard in shards]
+    slow = fleet.speeds == fleet.speeds.min()
+    labels = [problem.train[1].numpy()[shard] for shard in shards]
+    assert [bool((own >= 8).all()) for own in labels] == [bool((own >= 8).any()) for own in labels] == slow.tolist()
+    assert len(list(experiment.rounds())) == 2
+
+
 @pytest.mark.parametrize(
     "given", [{"sizes": "sizes.txt"}, {"mean_size": 9.0}, {"size_distribution": "equal"}, {"size_spread": 0.1}]
 )

@@ -89,12 +89,12 @@ def test_the_problems_of_the_docs_are_learnt(
         exec(block, names)
     printed = capsys.readouterr().out.splitlines()
     assert "['0.weight', '0.bias', '2.weight', '2.bias']" in printed[0]
-    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "[3, 1]", "50 50"]
+    assert printed[1:] == ["3 natural [120, 60, 20]", "[120, 60, 20]", "two-speed rare:1:0.1", "[3, 1]", "50 50"]
 
 
 def test_every_partition_has_a_line_in_the_docs() -> None:
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([\w:]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
+    assert set(re.findall(r"^\| `([\w:\[\]]+)` \| ", page, re.MULTILINE)) == {*available_partitions()}
 
 
 def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_the_run_of_the_docs_is_resumed_and_replayed(tmp_path: Path, monkeypatch
 
 def test_the_trainer_of_the_docs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     exec(blocks("docs/learning.md")[0], {})
-    assert capsys.readouterr().out.strip() in ("batched", "threads", "serial")
+    assert capsys.readouterr().out.strip() in ("batched", "threads", "processes", "serial")
 
 
 def test_the_local_work_of_the_docs_learns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,9 +176,12 @@ def test_the_fleets_of_the_docs_are_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    by_name, from_python, from_fedscale = blocks("docs/fleets.md")
+    by_name, returning, from_python, from_fedscale = blocks("docs/fleets.md")
     exec(by_name, {})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == list(FLEETS)
+    exec(returning, {})
+    small, large = capsys.readouterr().out.splitlines()
+    assert small.removeprefix("C = 0.1: ") == large.removeprefix("C = 0.3: ")
     exec(from_python, {})
     assert capsys.readouterr().out == "(2.0, 1.0, 0.2) (20.0, 5.0)\n"
     names: dict[str, Any] = {}
@@ -285,6 +288,24 @@ def test_the_sweep_of_the_docs_answers(
     assert "is first to accuracy=0.5,held=2: after" in said
     exec(reading, {})
     assert capsys.readouterr().out.endswith("6 runs\n")
+
+
+def test_the_plan_of_the_docs_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
+    (plan,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
+    (example,) = blocks("docs/arena.md")
+    exec(example, {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["safa", "fedbuff", "fedavg"]
+    script = {"__name__": "table", "__file__": str(ROOT / "docs/arena_table.py")}
+    exec((ROOT / "docs/arena_table.py").read_text(encoding="utf-8"), script)
+    results = (tmp_path / "results" / "arena.md").read_text(encoding="utf-8")
+    written = script["with_results"](page, results)  # type: ignore[operator]
+    assert results in written
+    assert script["with_results"](written, results) == written  # type: ignore[operator]
 
 
 def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(

@@ -84,7 +84,7 @@ def test_a_run_takes_all_three_files(tmp_path: Path) -> None:
     fleet = make_fleet(setting)
     assert fleet.speeds.tolist() == device_speeds(devices, count=4, seed=0, batch_size=5).tolist()
     assert fleet.up_s.tolist() == fleet.down_s.tolist() == (0.8 / device_links(devices, count=4, seed=0)).tolist()
-    assert fleet.faults.has_trace
+    assert fleet.faults.availability is not None
     assert len(list(run_rounds(setting))) == 3
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from safa.errors import SafaError
 from safa.fleet import Faults, Fleet, draw_sizes, draw_speeds, make_fleet, read_column, read_links, read_trace
+from safa.fleet.availability import Availability, daily_times
 from safa.runs.settings import Settings
-from safa.streams import stream
+from safa.streams import stream, uniform_at
 
 
 @pytest.mark.parametrize("distribution", ["exponential", "normal", "lognormal", "constant"])
@@ -38,6 +39,22 @@ def test_sizes_sum_to_the_data_set(distribution: str) -> None:
 def test_a_client_keeps_its_speed_in_a_larger_fleet() -> None:
     few, many = (draw_speeds(count, seed=5, floor=0.2) for count in (10, 1000))
     assert np.array_equal(few, many[:10])
+
+
+OTHERS = ((1, "a"), (0, "b"))
+
+
+def test_numbers_at_a_place_are_uniform_and_unrelated() -> None:
+    """Neither along the clients nor along their counts, nor between purposes and seeds."""
+    client, count = (grid.ravel() for grid in np.meshgrid(np.arange(300), np.arange(300), indexing="ij"))
+    drawn = uniform_at(0, "a", client, count).reshape(300, 300)
+    assert np.bincount((drawn.ravel() * 10).astype(int)) == pytest.approx(np.full(10, 9000), rel=0.05)
+    assert drawn.mean(axis=0).std() == pytest.approx(np.sqrt(1 / 12 / 300), rel=0.2)
+    assert drawn.mean(axis=1).std() == pytest.approx(np.sqrt(1 / 12 / 300), rel=0.2)
+    others = [drawn[1:, :], drawn[:, 1:], *(uniform_at(*key, client, count).reshape(300, 300) for key in OTHERS)]
+    for other in others:
+        same = drawn[: other.shape[0], : other.shape[1]]
+        assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 0.015
 
 
 def test_streams_differ_by_purpose_and_key() -> None:
@@ -127,6 +144,81 @@ def test_a_trace_cuts_work_when_the_client_goes_offline() -> None:
     assert crash_times(faults, [0, 1, 2], begin_s=4.0) == [5.0, 4.0, 9.0]
     assert crash_times(faults, [0], begin_s=9.0) == [np.inf]
     assert crash_times(faults, [0], begin_s=99.0) == [99.0]  # after the trace, nobody is online
+
+
+def stretch(faults: Faults, client: int, begin_s: float, left_s: float, number: int = 0) -> tuple[float, float]:
+    """When a stretch is cut short, and when its client is back."""
+    cut_s, back_s = faults.stretch(np.array([client]), np.array([begin_s]), np.array([left_s]), np.array([number]))
+    return float(cut_s[0]), float(back_s[0])
+
+
+def test_a_client_that_crashed_is_back_after_an_exponential_delay() -> None:
+    faults = Faults(20_000, seed=3, crash_rate=0.3, return_delay_s=100.0)
+    everybody = np.arange(20_000)
+    for number in (0, 1, 7):
+        nth = np.full(20_000, number, dtype=np.int32)
+        cut_s, back_s = faults.stretch(everybody, np.zeros(20_000), np.full(20_000, 10.0), nth)
+        crashed = np.isfinite(cut_s)
+        delay_s = back_s[crashed] - cut_s[crashed]
+        assert crashed.mean() == pytest.approx(0.3, abs=0.01)
+        assert cut_s[crashed].mean() == pytest.approx(5.0, abs=0.1)
+        assert delay_s.mean() == pytest.approx(100.0, rel=0.04)
+        assert (delay_s > 100.0).mean() == pytest.approx(np.exp(-1), abs=0.02)
+        assert np.isinf(back_s[~crashed]).all()
+
+
+def test_what_a_stretch_meets_depends_on_the_client_and_its_number_alone() -> None:
+    small, large = (Faults(count, seed=3, crash_rate=0.5, return_delay_s=9.0) for count in (10, 5000))
+    clients, numbers = np.array([7, 3, 3]), np.array([2, 2, 900], dtype=np.int32)
+    for one, other in zip(small.lots(clients, numbers), large.lots(clients, numbers), strict=True):
+        assert np.array_equal(one, other)
+    for place in range(3):
+        alone = large.lots(clients[[place]], numbers[[place]])
+        assert [float(lot[0]) for lot in alone] == [float(lot[place]) for lot in large.lots(clients, numbers)]
+
+
+def test_who_goes_offline_is_back_when_it_is_online_again() -> None:
+    trace = np.array([[0, 0, 50], [0, 80, 300], [2, 40, 90]], dtype=float)
+    faults = Faults(3, seed=0, crash_rate=0.0, trace=trace, return_delay_s=1e9)
+    assert stretch(faults, 0, 10.0, 100.0) == (50.0, 80.0)
+    assert stretch(faults, 0, 10.0, 40.0) == (np.inf, np.inf)  # it is done when it goes
+    assert stretch(faults, 0, 290.0, 100.0) == (300.0, np.inf)  # and is never back
+    assert faults.online_s(np.array([0, 1, 2]), np.array([60.0, 0.0, 60.0])).tolist() == [80.0, np.inf, 60.0]
+    again = Faults(3, seed=0, crash_rate=0.0, trace=trace, period_s=np.full(3, 300.0), return_delay_s=1e9)
+    assert stretch(again, 0, 290.0, 100.0) == (350.0, 380.0)  # online from the end of a period into the next
+    assert stretch(again, 2, 40.0, 100.0) == (90.0, 340.0)
+
+
+def test_who_crashes_is_back_at_a_time_online_after_the_delay() -> None:
+    trace = np.array([[0, 0, 50], [0, 5000, 6000]], dtype=float)
+    faults = Faults(1, seed=1, crash_rate=0.999, trace=trace, return_delay_s=100.0)
+    (_, _, delay_s) = faults.lots(np.array([0]), np.array([0], dtype=np.int32))
+    cut_s, back_s = stretch(faults, 0, 0.0, 40.0)
+    assert cut_s < 40.0
+    assert cut_s + delay_s[0] > 50.0
+    assert back_s == 5000.0
+
+
+def test_clients_are_online_for_their_hours_most_of_them_at_night() -> None:
+    times, period_s = daily_times(10_000, seed=1, hours=8.0)
+    online = Availability(times, period_s)
+    everybody = np.arange(10_000)
+    hours = np.bincount(times[:, 0].astype(np.int64), weights=times[:, 2] - times[:, 1]) / 3600
+    assert np.allclose(hours, 8.0)
+    day = [np.mean(online.online(everybody, np.full(10_000, at))[0] == at) for at in np.arange(8) * 10_800.0]
+    assert day == pytest.approx([*day[:5], *day[3:0:-1]], abs=0.03)  # the same before and after noon
+    assert day[0] / day[4] == pytest.approx(4.0, rel=0.1)
+    for at in (0.0, 43_200.0, 90_000.0):
+        from_s, until_s = online.online(everybody, np.full(10_000, at))
+        assert (from_s <= at + 16 * 3600 + 1e-3).all()
+        assert (until_s - from_s <= 8 * 3600 + 1e-3).all()
+        assert np.allclose((until_s - from_s)[from_s > at], 8 * 3600)
+
+
+def test_return_delays_need_stretches_that_may_succeed() -> None:
+    for wrong in ({"crash_rate": 1.0}, {"crash_rate": 0.5, "model": "round"}):
+        with pytest.raises(SafaError, match="return_delay_s needs fault_model = attempt, and a crash_rate below 1"):
+            Faults(1, seed=0, return_delay_s=9.0, **wrong)
 
 
 @pytest.mark.parametrize(("crash_rate", "model"), [(-0.1, "round"), (1.1, "round"), (0.5, "sometimes")])

@@ -284,6 +284,52 @@ def test_shards_hold_few_labels_and_are_equal() -> None:
     assert max(len(np.unique(labels[part])) for part in parts) == 2
 
 
+def rare_classes(kind: str, speeds: Any) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """The clients' samples, and for each client and class how many it holds; every class has 100 samples."""
+    labels = draw(1).permutation(np.repeat(np.arange(10), 100))
+    parts = dealt(kind, labels, np.ones(len(speeds)), draw(), speeds=np.asarray(speeds, dtype=np.float64))
+    return parts, np.array([np.bincount(labels[part], minlength=10) for part in parts])
+
+
+def test_rare_classes_are_on_the_slow_clients_alone() -> None:
+    slow = draw(3).random(30) < 0.3
+    parts, held = rare_classes("rare:2", np.where(slow, 0.1, 1.0))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+    assert not held[~slow, 8:].any()
+    assert not held[slow, :8].any()
+    for some in slow, ~slow:
+        assert np.ptp(held[some].sum(axis=1)) <= 1
+    assert np.count_nonzero(held[~slow], axis=1).mean() < 7  # of 8: they are dealt unevenly
+
+
+def test_an_overlap_of_rare_classes_goes_to_the_others() -> None:
+    speeds = np.where(np.arange(30) < 6, 0.1, 1.0)
+    parts, held = rare_classes("rare:2:0.25", speeds)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+    assert held[:6, 8:].sum() == 150
+    assert held[6:, 8:].sum() == 50
+    assert not held[:6, :8].any()
+
+
+def test_without_two_speeds_the_slowest_fifth_holds_the_rare_classes() -> None:
+    speeds = draw(4).permutation(np.arange(1.0, 24.0))
+    _, held = rare_classes("rare:1", speeds)
+    assert np.array_equal(np.flatnonzero(held[:, 9]), np.flatnonzero(speeds <= 5))
+    _, held = rare_classes("rare:1", np.ones(10))
+    assert np.flatnonzero(held[:, 9]).tolist() == [0, 1]
+
+
+def test_rare_classes_that_cannot_be_dealt() -> None:
+    with pytest.raises(SafaError, match="rare:10 leaves no class to the other clients: there are 10"):
+        rare_classes("rare:10", np.arange(5.0))
+    with pytest.raises(SafaError, match="needs the speeds of the clients"):
+        dealt("rare:1", [0, 1, 2], np.ones(2), draw())
+    with pytest.raises(SafaError, match="has 1 samples for 2 clients"):
+        dealt("rare:1:0.99", np.repeat([0, 1], 100), np.ones(4), draw(), speeds=np.array([1.0, 1.0, 9.0, 9.0]))
+    with pytest.raises(SafaError, match="needs two clients"):
+        dealt("rare:1", [0, 1, 2], np.ones(1), draw(), speeds=np.ones(1))
+
+
 def test_samples_of_a_client_come_in_random_order() -> None:
     """A trainer that goes through them as they are must not see one label after the other."""
     labels = np.repeat(np.arange(10), 100)
@@ -311,16 +357,25 @@ def test_too_few_samples_for_the_shards() -> None:
 
 
 WRONG_NUMBERS = ("", "0", "-1", "nan", "inf", "much")
-THERE_ARE = "there are contiguous, iid, dirichlet:ALPHA, quantity:ALPHA, shards:N, column:NAME, natural"
+THERE_ARE = (
+    "there are contiguous, iid, dirichlet:ALPHA, quantity:ALPHA, shards:N, rare:CLASSES[:OVERLAP], column:NAME, natural"
+)
 WRONG_KINDS = {
     "": f"there is no partition ''; {THERE_ARE}",
     "IID": f"there is no partition 'IID'; {THERE_ARE}",
     "iid:1": "the partition iid is written iid, not 'iid:1'",
     "dirichlet": "the partition dirichlet is written dirichlet:ALPHA, not 'dirichlet'",
     "shards:1:2": "the partition shards is written shards:N, not 'shards:1:2'",
+    "rare": "the partition rare is written rare:CLASSES[:OVERLAP], not 'rare'",
+    "rare:2:0:1": "the partition rare is written rare:CLASSES[:OVERLAP], not 'rare:2:0:1'",
     "column:": "NAME must be that of a column, or its number",
     **{f"dirichlet:{value}": f"ALPHA must be a number above 0, not {value!r}" for value in WRONG_NUMBERS},
     **{f"quantity:{value}": f"ALPHA must be a number above 0, not {value!r}" for value in WRONG_NUMBERS},
+    **{f"rare:{value}": f"CLASSES must be a whole number of at least 1, not {value!r}" for value in ("", "0", "1.5")},
+    **{
+        f"rare:1:{value}": f"OVERLAP must be a number of at least 0 and below 1, not {value!r}"
+        for value in ("", "1", "x")
+    },
     **{f"shards:{value}": f"N must be a whole number of at least 1, not {value!r}" for value in ("", "0", "1.5")},
 }
 

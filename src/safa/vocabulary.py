@@ -2,7 +2,7 @@
 
 __all__ = ["FAULT_MODELS", "FLEETS", "OPTIMISERS", "SIZE_DISTRIBUTIONS", "SPEED_DISTRIBUTIONS", "TRAINERS"]
 
-TRAINERS = ("auto", "batched", "threads", "serial", "ray")
+TRAINERS = ("auto", "batched", "threads", "processes", "serial", "ray")
 OPTIMISERS = ("sgd", "adam", "adamw")
 SPEED_DISTRIBUTIONS = ("exponential", "normal", "lognormal", "constant")
 SIZE_DISTRIBUTIONS = ("normal", "exponential", "equal")

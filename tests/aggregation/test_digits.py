@@ -37,6 +37,13 @@ def test_it_trains_digits(chosen: dict[str, Any], protocol: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("aggregator", ["buffer", "ca2fl", "fedstale", "refl", "secant"])
+def test_it_trains_digits_of_buffered_updates(aggregator: str) -> None:
+    careful = {"server_step": 0.3} if aggregator in ("ca2fl", "fedstale") else {}
+    assert accuracy_of(Experiment(settings_of("fedbuff", aggregator=aggregator, buffer_size=5, **careful))) > 0.7
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["fedavg", "safa"])
 @pytest.mark.parametrize("aggregator", [*ROBUST, "mean"])
 def test_robust_aggregators_resist_one_hostile_client_in_ten_and_the_mean_does_not(

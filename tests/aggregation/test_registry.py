@@ -86,6 +86,9 @@ def test_an_aggregator_of_this_package_is_built_by_its_name() -> None:
     assert isinstance(registry.build("mean", {"seed": 1}), Mean)
     with pytest.raises(SafaError, match=r"mean has no setting 'trim'; it has none"):
         registry.build("mean", {}, {"trim": 1})
+    for nonsense in ("x", True, [0.5]):
+        with pytest.raises(SafaError, match=r"gamma must be a number, not "):
+            registry.build("secant", {}, {"gamma": nonsense})
 
 
 @pytest.mark.usefixtures("_elsewhere")

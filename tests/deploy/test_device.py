@@ -28,6 +28,7 @@ from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, Model
 from safa.deploy.exchange.screening import Rejected
 from safa.deploy.flower.client_app import app
 from safa.deploy.flower.records import read_join_reply, read_train_reply, to_records
+from safa.experiments.simulate import fleet_of
 from safa.fleet import make_fleet
 from safa.runs.settings import Settings
 from safa.tasks import load_problem
@@ -237,6 +238,18 @@ def test_a_device_declares_the_size_of_its_part_of_the_data(kind: str, tmp_path:
     for part in range(settings.clients):
         said = Device("ann", tmp_path, partition=part).join(invitation)
         assert said == JoinReply(name="ann", size=len(shard_of(settings, part)), details={"partition": part})
+
+
+def test_a_device_knows_who_is_slow_unless_a_file_says_so(tmp_path: Path) -> None:
+    settings = settings_of(partition="rare:3", fleet="two-speed")
+    sizes = fleet_of(settings).sizes
+    for part in range(settings.clients):
+        said = Device("ann", tmp_path, partition=part).join(JoinRequest(deployment="t", config=settings.to_toml()))
+        assert isinstance(said, JoinReply)
+        assert said.size == sizes[part]
+    config = config_of(partition="rare:3", speeds="speeds.txt")
+    answer = Device("ann", tmp_path, partition=1).join(JoinRequest(deployment="t", config=config))
+    assert failed(answer) == "the partition rare needs the speeds of the clients, which are not known here"
 
 
 def test_without_a_partition_all_data_are_its_own(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_what_somebody_else_put_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SafaError, match="0002 holds no run of this sweep; remove or rename it first"):
         next(run_sweep(RUNS, tmp_path))
     assert tree(tmp_path) == before
-    with pytest.raises(SafaError, match="keep must be one of records, models, nothing, not 'all'"):
+    with pytest.raises(SafaError, match="keep must be one of records, models, curves, nothing, not 'all'"):
         next(run_sweep(RUNS, tmp_path, keep="all"))  # type: ignore[arg-type]
 
 

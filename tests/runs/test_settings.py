@@ -159,6 +159,13 @@ def test_a_broken_config_file_says_so(tmp_path: Path) -> None:
         ({"optimiser": "adam", "momentum": 0.5}, "momentum has no effect with optimiser = adam; .* optimiser = sgd"),
         ({"clock": "paper", "detection_delay_s": 5}, "detection_delay_s has no effect with clock = paper; .* causal"),
         ({"clock": "paper", "fault_model": "round"}, "fault_model has no effect with clock = paper"),
+        ({"clock": "paper", "return_delay_s": 9}, "return_delay_s has no effect with clock = paper; .* causal"),
+        (
+            {"fault_model": "round", "return_delay_s": 9},
+            "return_delay_s has no effect with fault_model = round; .*attempt",
+        ),
+        ({"clock": "paper", "online_hours": 8}, "online_hours has no effect with clock = paper; .* causal"),
+        ({"trace": "t", "online_hours": 8}, "online_hours has no effect where trace come from a file; leave out one"),
         ({"speed_spread": 0.1}, "speed_spread has no effect with speed_distribution = exponential; .* lognormal"),
         ({"size_distribution": "equal", "size_spread": 0.1}, "size_spread has no effect with size_distribution"),
         ({"speeds": "x", "speed_mean": 2}, "speed_mean has no effect where speeds come from a file"),
@@ -203,7 +210,8 @@ def test_the_config_file_of_a_run_can_be_given(protocol: str, preset: str | None
 
 CHANGED: dict[str, Any] = {
     "lag_tolerance": 1, "averaging": "population", "fault_model": "round", "keep_progress": False,
-    "detection_delay_s": 5.0, "fleet": "two-speed", "mean_size": 50.0, "size_distribution": "equal", "size_spread": 0.1,
+    "detection_delay_s": 5.0, "return_delay_s": 50.0,
+    "fleet": "two-speed", "mean_size": 50.0, "size_distribution": "equal", "size_spread": 0.1,
     "speed_distribution": "constant", "speed_mean": 3.0, "speed_spread": 0.1, "speed_floor": 0.3, "down_mbps": 3.0,
     "up_mbps": 3.0, "estimate_error": 2.0, "mixing": 0.1, "staleness": "constant", "staleness_exponent": 2.0,
     "hinge_slope": 1.0, "hinge_lag": 1.0, "buffer_size": 3, "server_lr": 2.0, "fraction": 0.4, "round_limit_s": 20.0,

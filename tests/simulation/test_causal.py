@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from safa.analysis import measure
 from safa.errors import SafaError
-from safa.fleet import Fleet, make_fleet
+from safa.fleet import Faults, Fleet, make_fleet
 from safa.protocol import available, build
 from safa.protocol.records import EndedBy, RoundRecord, Rule, Verdict
 from safa.protocol.registry import parameters
@@ -58,6 +59,48 @@ worlds = st.fixed_dictionaries(
 def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any], sparing: bool) -> None:
     setting = replace(Settings.of("mnist"), **world)  # some have no effect with some protocols
     check_against_oracle(setting, make_fleet(setting), sparing)
+
+
+returning_worlds = st.fixed_dictionaries(
+    {
+        "crash_rate": st.sampled_from([0.0, 0.3, 0.8]),
+        "fault_model": st.just("attempt"),
+        "return_delay_s": st.sampled_from([1.0, 60.0, 1000.0]),
+        "speed_mean": st.sampled_from([0.02, 1.0]),
+        "online_hours": st.sampled_from([0.0, 4.0, 20.0]),
+    }
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(worlds, returning_worlds, st.booleans())
+def test_the_fast_simulation_of_returns_equals_the_slow_one(
+    world: dict[str, Any], returning: dict[str, Any], sparing: bool
+) -> None:
+    setting = replace(Settings.of("mnist"), **world | returning)
+    check_against_oracle(setting, make_fleet(setting), sparing)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(worlds, returning_worlds, st.integers(0, 1000), st.booleans())
+def test_returns_and_times_online_equal_the_slow_simulation(
+    world: dict[str, Any], returning: dict[str, Any], drawn: int, repeats: bool
+) -> None:
+    """Times online that touch each other, or the ends of a period, and clients that are never online."""
+    setting = replace(Settings.of("mnist"), **world | returning | {"clients": 9})
+    edges = [np.unique(rng.integers(0, 21, rng.integers(0, 9)) * 100.0) for rng in [np.random.default_rng(drawn)] * 9]
+    rows = [(k, start, end) for k, times in enumerate(edges) for start, end in itertools.pairwise(times)]
+    faults = Faults(
+        9,
+        seed=setting.seed,
+        crash_rate=setting.crash_rate,
+        trace=np.array([row for place, row in enumerate(rows) if place % 3], dtype=np.float64).reshape(-1, 3),
+        period_s=np.full(9, 2000.0) if repeats else None,
+        return_delay_s=setting.return_delay_s,
+    )
+    check_against_oracle(setting, replace(make_fleet(setting), faults=faults), sparing=False)
 
 
 def check_against_oracle(setting: Settings, fleet: Fleet, sparing: bool) -> None:
@@ -195,6 +238,106 @@ def test_a_client_that_is_never_online_is_lost_at_once(tmp_path: Path) -> None:
     (record,) = run_rounds(setting)
     assert record.closed_s == 5.0
     assert record.work_done == 0.0
+
+
+def test_a_client_that_is_away_begins_when_it_is_back(tmp_path: Path) -> None:
+    """Client 1 (3 s of work) is offline from 2 s to 10 s; nobody has to open a round for it to go on."""
+    world: dict[str, Any] = {"trace": [(0, 0, 1000), (1, 0, 2), (1, 10, 1000)], "return_delay_s": 5.0}
+    setting = hand_made(tmp_path, [0.05, 1 / 3], fraction=1.0, rounds=1, lag_tolerance=9, **world)
+    (record,) = run_rounds(setting)
+    assert record.arrival_s.tolist() == [11.0, 20.0]  # 1 s of its work was left
+    assert record.crashed.tolist() == []
+    (record,) = run_rounds(replace(setting, keep_progress=False))
+    assert record.arrival_s.tolist() == [13.0, 20.0]
+    assert record.work_lost == pytest.approx(2 / 3)
+    assert record.work_done == pytest.approx(2 + 2 / 3)
+
+
+def test_an_update_comes_after_its_client_was_found_lost(tmp_path: Path) -> None:
+    """The server hears of the loss at 2 s + 3 s and does not wait any longer; the update is for a later round."""
+    world: dict[str, Any] = {"trace": [(0, 0, 1000), (1, 0, 2), (1, 10, 1000)], "return_delay_s": 5.0}
+    setting = hand_made(tmp_path, [1.0, 1 / 3], fraction=1.0, rounds=2, lag_tolerance=9, detection_delay_s=3.0, **world)
+    first, second = run_rounds(setting)
+    assert (first.closed_s, first.client.tolist(), first.crashed.tolist()) == (5.0, [0], [1])
+    assert second.client.tolist() == [0, 1]
+    assert second.arrival_s.tolist() == [6.0, 11.0]
+    assert second.base.tolist() == [1, 0]
+
+
+def test_a_client_that_is_sent_a_model_while_it_is_away_begins_when_it_is_back(tmp_path: Path) -> None:
+    """Client 1 is away from 2 s on, and FedAvg gives it a new model at 5 s: it drops what it had."""
+    world: dict[str, Any] = {"trace": [(0, 0, 1000), (1, 0, 2), (1, 10, 1000)], "return_delay_s": 5.0}
+    setting = hand_made(
+        tmp_path,
+        [1.0, 1 / 3],
+        protocol="fedavg",
+        fraction=1.0,
+        rounds=2,
+        detection_delay_s=8.0,
+        round_limit_s=5.0,
+        **world,
+    )
+    first, second = run_rounds(setting)
+    assert (first.closed_s, first.client.tolist()) == (5.0, [0])
+    assert second.sent.tolist() == [0, 1]
+    assert second.closed_s == 10.0  # T_lim: it has begun only now
+    assert second.crashed.tolist() == []
+    _, second = run_rounds(replace(setting, round_limit_s=9.0))
+    assert second.arrival_s.tolist() == [10.0, 13.0]
+    assert second.base.tolist() == [1, 1]
+
+
+def arrivals(**given: Any) -> list[tuple[float, int]]:
+    """When whose update came in, over the rounds of a run in which sending takes no time."""
+    setting = Settings.of("mnist", clients=40, crash_rate=0.5, return_delay_s=200.0, server_mbps=math.inf, **given)
+    return [
+        (float(at_s), int(client))
+        for record in run_rounds(setting)
+        for at_s, client in zip(record.arrival_s, record.client, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["fedbuff", "fedasync"])
+def test_the_fraction_changes_nothing_in_a_world_without_rounds(protocol: str) -> None:
+    """C says how many arrivals are in a record; with return delays it does not say when clients are back."""
+    few, many = (
+        arrivals(protocol=protocol, fraction=0.1, rounds=60),
+        arrivals(protocol=protocol, fraction=0.6, rounds=10),
+    )
+    assert len(few) == len(many) == 240
+    assert few == many
+
+
+class Logged(Faults):
+    """Keeps at which share of its work every stretch that was cut short was, and how long its client was away then."""
+
+    def __init__(self, clients: int, **given: Any) -> None:
+        super().__init__(clients, **given)
+        self.log: dict[tuple[int, int], list[float]] = {}
+
+    def stretch(self, clients: Any, begin_s: Any, left_s: Any, number: Any) -> Any:
+        cut_s, back_s = super().stretch(clients, begin_s, left_s, number)
+        for place in np.flatnonzero(cut_s < np.inf):
+            share, delay_s = (cut_s - begin_s)[place] / left_s[place], back_s[place] - cut_s[place]
+            self.log[int(clients[place]), int(number[place])] = [float(share), float(delay_s)]
+        return cut_s, back_s
+
+
+def test_every_protocol_meets_the_same_crashes_and_delays() -> None:
+    logs = []
+    for protocol, fraction in (("safa", 0.1), ("safa", 0.9), ("fedavg", 0.5), ("fedbuff", 0.3)):
+        setting = Settings.of("mnist", protocol=protocol, fraction=fraction, rounds=30, return_delay_s=100.0)
+        faults = Logged(setting.clients, seed=setting.seed, crash_rate=0.3, return_delay_s=100.0)
+        list(run_rounds(setting, replace(make_fleet(setting), faults=faults)))
+        logs.append(faults.log)
+    for log in logs[1:]:
+        both = sorted(log.keys() & logs[0].keys())
+        assert len(both) > 100
+        assert np.allclose([log[stretch] for stretch in both], [logs[0][stretch] for stretch in both])
+
+
+def test_keeping_progress_matters_to_every_protocol_where_clients_return() -> None:
+    assert not Settings.of("mnist", protocol="fedavg", keep_progress=False, return_delay_s=9.0).keep_progress
 
 
 def test_the_server_sends_no_faster_than_its_link(tmp_path: Path) -> None:

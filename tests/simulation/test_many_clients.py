@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from safa.fleet import make_fleet
 from safa.protocol import Dispatch, Safa
 from safa.runs.settings import Settings
 from safa.server.server import Server
+from safa.simulation import returns, run_rounds
 from safa.simulation.devices import Devices, _in_order
 from safa.streams import stream
 
@@ -63,3 +66,15 @@ def test_random_numbers_are_drawn_for_a_protocol_that_may_use_them() -> None:
     server.open_round(now=0.0, expected_s=[1.0, 1.0, 1.0])
     assert np.array_equal(protocol.given, drawn)
     assert not Safa([1.0], fraction=0.5).uses_draws
+
+
+@pytest.mark.parametrize("protocol", ["safa", "fedavg", "fedbuff"])
+def test_events_of_clients_that_return_are_the_same_in_batches_of_any_size(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Settings.of(
+        "mnist", protocol=protocol, clients=500, rounds=4, crash_rate=0.5, return_delay_s=100.0, server_mbps=math.inf
+    )
+    told = [record.to_json() for record in run_rounds(setting)]
+    monkeypatch.setattr(returns, "_AT_A_TIME", 3)
+    assert [record.to_json() for record in run_rounds(setting)] == told

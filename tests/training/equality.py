@@ -25,6 +25,7 @@ from safa.bench.models import MODELS
 from safa.tasks.problem import Problem
 from safa.training import Attempt, BatchedTrainer, Optimiser, SerialTrainer, torch_threads
 from safa.training.layout import Layout
+from safa.training.processes import ProcessesTrainer, can_fork
 from safa.training.threaded import ThreadsTrainer
 from tests.training.problems import hits, ragged_shards
 
@@ -311,14 +312,15 @@ class Small:
         """The largest difference to the serial trainer, by trainer."""
         serial, batched = (self._trainer(kind, device) for kind in (SerialTrainer, BatchedTrainer))
         with torch_threads(2):
-            others = batched, self._trainer(ThreadsTrainer, device)
+            kinds = [ThreadsTrainer, *([ProcessesTrainer] if can_fork(device) else [])]
+            others = batched, *(self._trainer(kind, device) for kind in kinds)
         problem = self._problem(self.dtype)
         start = torch.stack([row_of(problem, 1 + seed, serial.layout) for seed in range(len(HELD))]).to(device)
         slow, *found = (trainer.train(np.arange(len(HELD)), start, epochs=1) for trainer in (serial, *others))
         assert float((slow - start).abs().amax(dim=1).min()) > 1e-3, "somebody has learnt nothing"
         compared = self._compared(start)
-        kinds = [type(trainer).__name__ for trainer in others]
-        return {name: float((rows - slow)[compared].abs().max()) for name, rows in zip(kinds, found, strict=True)}
+        names = [type(trainer).__name__ for trainer in others]
+        return {name: float((rows - slow)[compared].abs().max()) for name, rows in zip(names, found, strict=True)}
 
     def _trainer(self, kind: Callable[..., Any], device: torch.device) -> Any:
         optimiser = Optimiser(**OPTIMISERS[self.optimiser])

@@ -56,7 +56,7 @@ def test_batched_equals_serial(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_batched_and_threads_equal_serial_for_the_models_of_the_benchmark(name: str, dtype: torch.dtype) -> None:
+def test_all_trainers_equal_serial_for_the_models_of_the_benchmark(name: str, dtype: torch.dtype) -> None:
     ways = OPTIMISERS if dtype == torch.float32 else ("momentum", "adamw")
     found = {way: Small(name, way, dtype).differences(CPU) for way in ways}
     assert {way: apart for way, apart in found.items() if not max(apart.values()) <= CLOSE[dtype]} == {}

@@ -94,7 +94,7 @@ def test_the_error_of_a_client_is_raised_and_no_thread_is_left() -> None:
 def test_a_client_that_works_stops_when_it_is_told_to() -> None:
     halted = threading.Event()
     how: dict[str, Any] = {"batch_size": BATCH, "optimiser": Optimiser(lr=0.1), "device": torch.device("cpu")}
-    trainer = RowTrainer(make("network"), ragged_shards(BATCH), halted=halted, **how)
+    trainer = RowTrainer(make("network"), ragged_shards(BATCH), is_halted=halted.is_set, **how)
     halted.set()
     with pytest.raises(CancelledError):
         trainer.train(np.array([0]), torch.zeros(1, trainer.layout.size, dtype=torch.float64), epochs=1)
@@ -112,6 +112,14 @@ def test_an_interrupt_ends_the_work_and_leaves_the_rest_undone() -> None:
         side_by_side(["one"], range(5), work, stopped.set)
     assert begun == [0]
     assert at_work() == []
+
+
+def test_its_threads_are_gone_for_the_system_too_so_that_the_process_can_be_forked() -> None:
+    seen: set[int] = set()
+    for _ in range(20):
+        side_by_side(range(4), range(8), lambda worker, item: seen.add(threading.get_native_id()), lambda: None)
+        assert not [task for task in seen if os.path.exists(f"/proc/self/task/{task}")]
+    assert seen
 
 
 class Viewing(nn.Module):

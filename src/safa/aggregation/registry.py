@@ -54,6 +54,22 @@ _AGGREGATORS: dict[str, tuple[str, str]] = {
         "safa.aggregation.update_cache:FedVarp",
         "the mean delta, corrected by those that clients had before (FedVARP)",
     ),
+    "ca2fl": (
+        "safa.aggregation.ca2fl:Ca2fl",
+        "what training changed, calibrated by what it changed before for every client (CA2FL)",
+    ),
+    "fedstale": (
+        "safa.aggregation.fedstale:FedStale",
+        "rare clients' deltas count more, and a part of the latest of everybody (FedStale)",
+    ),
+    "refl": (
+        "safa.aggregation.refl:Refl",
+        "the mean delta; a stale one counts by its lag and by how much it differs (REFL)",
+    ),
+    "secant": (
+        "safa.aggregation.secant:Secant",
+        "what training changed, moved to the latest model; the latest of everybody corrects it",
+    ),
     "scaffold": (
         "safa.aggregation.scaffold:Scaffold",
         "the mean of updates whose gradients are corrected by control variates (SCAFFOLD)",
@@ -141,6 +157,8 @@ def build(name: str, settings: Mapping[str, Any], options: Mapping[str, Any] | N
     """
     cls = find(name)
     given = _given(name, cls, settings, options or {})
+    if is_own(cls):
+        _check_numbers(options or {})
     try:
         return cls(**given)
     except (TypeError, ValueError) as wrong:
@@ -199,6 +217,13 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
             how = f"give it with --set aggregator.{key}=VALUE"
             raise SafaError(f"{name} needs its setting {key!r}, which has no default; {how}")
     return given
+
+
+def _check_numbers(options: Mapping[str, Any]) -> None:
+    """Complain about anything else: all parameters of this package's aggregators are numbers."""
+    for key, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SafaError(f"{key} must be a number, not {value!r}")
 
 
 def _load(where: str) -> type[Aggregator]:

@@ -60,13 +60,17 @@ class RowPerClient(Aggregator):
         self._active = present > 0
         self._size[joined] = sizes
         change = self._shares() - before
-        self._sum += self._sum_of(np.flatnonzero(self._has_row & (change != 0)), change)
+        self._reweigh(np.flatnonzero(self._has_row & (change != 0)), change)
+
+    def _reweigh(self, clients: Ids, change: NDArray[np.float64]) -> None:
+        """The n_k of these clients, all of which have a row, changed by `change`, which is by client."""
+        self._sum += self._sum_of(clients, change)
 
     def step(self, step: Step) -> Tensor:
         """Move the model along what the updates and the rows say."""
         self._age += 1
         if self._age % _REFRESH == 0:
-            self._sum = self.exact_sum()
+            self._refresh()
         direction, factor = self._direction(step)
         model = self.versions.model
         moved = torch.empty_like(model)
@@ -80,6 +84,10 @@ class RowPerClient(Aggregator):
 
         Rows and sum are renewed afterwards.
         """
+
+    def _refresh(self) -> None:
+        """Compute the sum anew."""
+        self._sum = self.exact_sum()
 
     def exact_sum(self) -> Tensor:
         """The sum of n_k times the row over the clients present, from scratch."""

@@ -252,8 +252,10 @@ class Versions:
     memory-mapped files. The latest is always in memory. A checkpoint sees them as a `RowTable`.
     """
 
-    def __init__(self, start: Tensor, *, memory_mb: float = 4096.0) -> None:
-        """`start` is w(0) as a row."""
+    def __init__(self, start: Tensor, *, memory_mb: float = 4096.0, trained: int | None = None) -> None:
+        """`start` is w(0) as a row, whose first `trained` numbers are parameters (None: all of them)."""
+        self.trained = start.numel() if trained is None else trained
+        """How many numbers of a row are trained; those behind them are buffers, such as the means of batch norm."""
         self.latest, self._changed = 0, {0}
         self._models = {0: start}
         self._most = rows_that_fit(start, memory_mb, times=4)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safa.analysis.curve import Curve
 from safa.analysis.targets import TARGET_METRICS, Reached, Target, higher_is_better
 from safa.protocol.records import RoundRecord, Verdict
 
@@ -74,6 +75,7 @@ class Metrics:
         self._diverged = 0
         self.scores: list[dict[str, float]] = []
         """Loss and metrics, by name, of every round that was evaluated."""
+        self._scored_s: list[float] = []
         self._merged = np.zeros(0, dtype=np.int64)
         self._kept = np.zeros(0, dtype=np.bool_)  # has an undrafted update that waits for the next aggregation
         self._buffered: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # (client, version) not made yet
@@ -96,6 +98,7 @@ class Metrics:
         self._diverged += record.diverged
         if record.loss is not None:
             self.scores.append({"loss": record.loss, **record.metrics})
+            self._scored_s.append(record.closed_s)
         if self.reached is not None:
             self.reached.add(record)
         self._count_merged(record)
@@ -134,6 +137,13 @@ class Metrics:
     def target_held(self) -> bool:
         """Whether the target has been reached and held."""
         return self.reached is not None and self.reached.held
+
+    @property
+    def curve(self) -> Curve:
+        """The main metric, or the loss where there is none, over time."""
+        main = next(iter(self.directions), "loss")
+        values = [score.get(main, math.nan) for score in self.scores]
+        return Curve(self._scored_s, values, higher_is_better(main, self.directions))
 
     @property
     def merged(self) -> NDArray[np.int64]:

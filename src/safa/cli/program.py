@@ -22,8 +22,8 @@ from safa.errors import SafaError, did_you_mean
 __all__ = ["entry", "main"]
 
 _COMMANDS = (
-    "run", "sweep", "best", "report", "replay", "reproduce", "bias", "deploy", "bench", "protocols", "aggregators",
-    "partitions", "tasks",
+    "run", "sweep", "best", "arena", "report", "replay", "reproduce", "bias", "deploy", "bench", "protocols",
+    "aggregators", "partitions", "tasks",
 )  # fmt: skip
 """Modules of `safa.cli`, each with the command of its name."""
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141

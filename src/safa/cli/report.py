@@ -1,4 +1,4 @@
-"""`safa report`: the page of a run, a sweep or a reproduction."""
+"""`safa report`: the page of a run, a sweep, an arena or a reproduction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def add(commands: Any) -> None:
     """Add `safa report` to the commands."""
     parser = commands.add_parser(
         "report",
-        help="make a page of a run, a sweep or a reproduction",
+        help="make a page of a run, a sweep, an arena or a reproduction",
         description="Write DIR/report.html: one file that opens in any browser, without a network.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder of a run, a sweep or a reproduction")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run, a sweep, an arena or a reproduction")
     parser.set_defaults(command=run)
 
 

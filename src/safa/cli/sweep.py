@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         metavar="|".join(KEEPS),
         default="records",
         help="what to keep of the runs in DIR/runs besides DIR/results.csv: records (settings, rounds and metrics), "
-        "models (these, too), or nothing (default: records)",
+        "models (these, too), curves (the main metric over time, in a column), or nothing (default: records)",
     )
     add_engine(parser)
     parser.add_argument(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import ExitStack, nullcontext
+from typing import Any, Protocol, Self, TypeVar
 
 from safa.cluster import Workers, connect, room
 from safa.errors import SafaError
@@ -31,12 +32,26 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """So many processes of this machine; with one, everything is done in this process."""
+    """So many processes of this machine; with one, everything is done in this process.
+
+    As a context manager it keeps its processes from one call to the next: they have loaded their libraries and data.
+    """
 
     shares_disk = True
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
+        self._kept = ExitStack()
+        self._processes: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        if self._workers > 1:
+            self._processes = self._kept.enter_context(pool(self._workers))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._processes = None
+        self._kept.__exit__(*error)
 
     def finished(self, jobs: Mapping[str, Callable[[], _T]]) -> Iterator[tuple[str, _T]]:
         """What the jobs return, by their names, as they finish; in order with one process."""
@@ -45,7 +60,7 @@ class LocalEngine:
             yield from ((name, job()) for name, job in jobs.items())
             return
         left = iter(jobs.items())
-        with pool(workers) as processes:
+        with nullcontext(self._processes) if self._processes else pool(workers) as processes:
             # One more than there are workers: nobody waits for work, and little is under way when it is stopped.
             at_work = {processes.submit(job): name for name, job in itertools.islice(left, workers + 1)}
             while at_work:

@@ -61,8 +61,9 @@ def replay(
     from safa.training.auto import for_one_client
     from safa.training.setup import make_shards
 
-    sizes = np.asarray(fleet_of(settings, chosen).sizes, dtype=np.float64)
-    given = _rostered(run, make_shards(settings, chosen, sizes)) if shards is None else shards
+    fleet = fleet_of(settings, chosen)
+    sizes = np.asarray(fleet.sizes, dtype=np.float64)
+    given = _rostered(run, make_shards(settings, chosen, sizes, fleet.speeds)) if shards is None else shards
     if ever > len(given):
         raise SafaError(f"{ever} clients took part in the run, but there is data for {len(given)} only")
     if first != len(sizes):

@@ -34,7 +34,7 @@ class Sweep:
 
     def runs(self) -> list[Run]:
         """The runs, in the order of `rows`, with their records; a sweep that kept nothing has none."""
-        if self.place.keep == "nothing":
+        if not self.place.keeps_runs:
             raise SafaError(f"the runs of the sweep in {self.folder} were not kept; only its rows were")
         return [self.place.run(number) for number in range(len(self.rows))]
 
@@ -84,7 +84,7 @@ class Sweep:
 
     def _reached(self, number: int, target: Target, until: Target | None) -> dict[str, Any]:
         """When a run reached a target, from its records."""
-        if self.place.keep == "nothing":
+        if not self.place.keeps_runs:
             what = f"only its own target, {until}, can" if until else "no target can"
             raise SafaError(f"the records of the runs in {self.folder} were not kept, so that {what} be asked for")
         return reached(self.place.run(number).records(), target)
@@ -99,7 +99,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     """Read the folder of a finished sweep."""
     place = SweepFolder.read(Path(folder))
     runs = len(place.varied)
-    if place.keep == "nothing":
+    if not place.keeps_runs:
         rows = _read_table(place.table)
     else:
         rows = [row_of(place.run(number)) for number in range(runs) if place.is_finished(number)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from safa.errors import SafaError
 from safa.experiments.callbacks import NO_CALLBACKS, Callback, Callbacks
-from safa.fleet import Fleet, check_sizes, make_fleet
+from safa.fleet import Fleet, check_sizes, client_speeds, make_fleet
 from safa.protocol import Protocol, build
 from safa.protocol.records import RoundRecord
 from safa.runs import Checkpoint, Run, RunWriter, Settings, load_run
@@ -61,7 +61,7 @@ class Experiment:
         """Those that were given, with the number of threads, the trainer and the learning rate that are used."""
         self._fleet = fleet_of(settings, problem)
         self._learning: Learning | None = None
-        self._notes: dict[str, str] = {}
+        notes: dict[str, str] = {}
         protocol = build(settings.protocol, self._fleet.sizes, settings.values(), settings.protocol_options)
         self.trainer_words = self.learning_rate_words = ""
         """How the trainer was chosen and the learning rate was found, where that was asked for."""
@@ -73,7 +73,7 @@ class Experiment:
             self.settings, self.learning_rate_words = with_learning_rate(settings, problem, shards)
             settings = self.settings
             self._learning = _learning(settings, problem, protocol, shards, trainer_of)
-            self._notes = _about(problem)
+            notes = _about(problem)
         self.server = Server(
             protocol,
             seed=settings.seed,
@@ -82,7 +82,7 @@ class Experiment:
             checkpoint_every=settings.checkpoint_every,
             directions=settings.metrics,
             target=settings.target,
-            notes=lambda: self._notes,
+            notes=lambda: notes,
             repeats=True,
         )
         self._records = drive(self.server, self._fleet, settings)
@@ -136,7 +136,7 @@ def fleet_of(settings: Settings, problem: Problem | None = None) -> Fleet:
         return make_fleet(settings)
     from safa.training.setup import own_sizes
 
-    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task)))
+    return make_fleet(settings, own_sizes(settings, problem or load_problem(settings.task), client_speeds(settings)))
 
 
 Shards = Sequence[NDArray[np.int64]]
@@ -147,7 +147,7 @@ def _shards(settings: Settings, problem: Problem, fleet: Fleet) -> Shards:
     from safa.training.setup import make_shards
 
     check_sizes(settings, fleet, len(problem.train[1]) + len(problem.test[1]))
-    return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64))
+    return make_shards(settings, problem, np.asarray(fleet.sizes, dtype=np.float64), fleet.speeds)
 
 
 def _with_trainer(settings: Settings, problem: Problem, shards: Shards) -> tuple[Settings, str]:

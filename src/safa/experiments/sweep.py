@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from safa.tasks.problem import Problem
     from safa.training.setup import TrainerOf
 
-__all__ = ["columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
+__all__ = ["check_runs", "columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
 
 _Outcome = tuple[dict[str, Any] | Exception, dict[str, bytes]]
 """The row of a run, or the error that it ended with, and its files where they are still to be written."""
 _WORLD = tuple(COLUMNS)
 """Settings that are a file, or numbers about the clients."""
+_CURVE = "curve"
 _ALIKE = ("task", "clients", "batch_size", "optimiser", "momentum", "shuffle", "device", "threads")
 """Settings on which it depends which trainer is the fastest."""
 
@@ -63,10 +64,16 @@ def combinations(
         for task in known
         for values in itertools.product(*given.values())
     ]
+    return check_runs(made, known, {task.name: task.load() for task in tasks if isinstance(task, Task)})
+
+
+def check_runs(
+    made: Sequence[tuple[Settings, Sequence[str]]], tasks: Sequence[Task], problems: Mapping[str, Problem] | None = None
+) -> list[Settings]:
+    """The settings of these runs, as `Settings.combined` makes them, after all that can be checked beforehand."""
     refuse_unused(made)
     runs = [settings for settings, _ in made]
-    samples = {task.name: task.samples for task in known}
-    problems = {task.name: task.load() for task in tasks if isinstance(task, Task)}
+    samples, problems = {task.name: task.samples for task in tasks}, problems or {}
     for settings in _one_per_world(runs):
         fleet = fleet_of(settings, problems.get(settings.task))
         run_rounds(settings, fleet)
@@ -103,11 +110,11 @@ def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
 
 
 def run_one(
-    settings: Settings, problem: Problem | None = None, *, path: Path | None = None, with_model: bool = False
+    settings: Settings, problem: Problem | None = None, *, path: Path | None = None, keep: Keep = "records"
 ) -> dict[str, Any]:
     """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
     with one_thread() if settings.train else contextlib.nullcontext():
-        return _row_of_run(settings, problem, path=path, with_model=with_model)
+        return _row_of_run(settings, problem, path=path, keep=keep)
 
 
 def run_stack(
@@ -115,15 +122,12 @@ def run_stack(
     problem: Problem | None = None,
     *,
     paths: Sequence[Path | None],
-    with_model: bool = False,
+    keep: Keep = "records",
 ) -> list[dict[str, Any] | Exception]:
     """The same for runs that are trained as one: the row of each, or the error that it ended with."""
     if len(runs) == 1:
-        return [run_one(runs[0], problem, path=paths[0], with_model=with_model)]
-    jobs = [
-        partial(_row_of_run, settings, path=path, with_model=with_model)
-        for settings, path in zip(runs, paths, strict=True)
-    ]
+        return [run_one(runs[0], problem, path=paths[0], keep=keep)]
+    jobs = [partial(_row_of_run, settings, path=path, keep=keep) for settings, path in zip(runs, paths, strict=True)]
     return run_side_by_side(runs, jobs, problem)
 
 
@@ -133,7 +137,7 @@ def _row_of_run(
     trainer_of: TrainerOf | None = None,
     *,
     path: Path | None,
-    with_model: bool,
+    keep: Keep,
 ) -> dict[str, Any]:
     experiment = Experiment(settings, problem, trainer_of)
     if path is None:
@@ -141,8 +145,9 @@ def _row_of_run(
             pass
         summary = experiment.summary()
     else:
-        summary = _write_run(experiment, path, with_model=with_model)
-    return experiment.settings.values() | summary
+        summary = _write_run(experiment, path, with_model=keep == "models")
+    more = {_CURVE: str(experiment.server.metrics.curve)} if keep == "curves" else {}
+    return experiment.settings.values() | summary | more
 
 
 def _write_run(experiment: Experiment, path: Path, *, with_model: bool) -> dict[str, Any]:
@@ -172,15 +177,15 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def columns(runs: Sequence[Settings]) -> list[str]:
-    """The columns of the table: settings first, then metrics."""
+def columns(runs: Sequence[Settings], keep: Keep) -> list[str]:
+    """The columns of the table: settings first, then metrics, then curves where these are kept."""
     names = dict.fromkeys(name for settings in runs for name in settings.values())
     more: dict[str, str] = {}
     for run in runs:
         more |= score_metrics(run.metrics)
         more |= TARGET_METRICS if run.until else {}
         more |= client_metrics(run.metrics) if run.train and run.eval_clients else {}
-    return [*names, *METRICS, *more]
+    return [*names, *METRICS, *more, *([_CURVE] if keep == "curves" else [])]
 
 
 def run_sweep(
@@ -202,7 +207,7 @@ def run_sweep(
     if stack < 1:
         raise SafaError(f"stack must be at least 1, not {stack}")
     there = SweepFolder.of(folder, runs, keep)
-    names = columns(runs)
+    names = columns(runs, keep)
 
     def used(number: int) -> str | None:
         if number < len(finished):
@@ -222,7 +227,7 @@ def run_sweep(
 
 def _finished(folder: SweepFolder, names: Sequence[str]) -> list[tuple[bytes, dict[str, Any]]]:
     """The first runs of the plan, as many as are finished: their lines in the table, and their rows."""
-    if folder.keep == "nothing":
+    if not folder.keeps_runs:
         return [(csv_line(cells), parsed_row(names, cells)) for cells in read_rows(folder.table, names)]
     rows = (row_of(folder.run(number)) for number in itertools.takewhile(folder.is_finished, range(len(folder.varied))))
     return [(csv_line([row.get(name) for name in names]), row) for row in rows]
@@ -299,23 +304,23 @@ def _job(
 ) -> Callable[[], list[_Outcome]]:
     """What simulates a group of runs."""
     if not engine.shares_disk:
-        return partial(_run_elsewhere, runs, folder.keep)
-    paths = [None if folder.keep == "nothing" else folder.run_path(number) for number in numbers]
-    return partial(_run_here, runs, problem, paths, with_model=folder.keep == "models")
+        return partial(_run_elsewhere, runs, folder.keep, keeps_runs=folder.keeps_runs)
+    paths = [folder.run_path(number) if folder.keeps_runs else None for number in numbers]
+    return partial(_run_here, runs, problem, paths, folder.keep)
 
 
 def _run_here(
-    runs: Sequence[Settings], problem: Problem | None, paths: Sequence[Path | None], *, with_model: bool
+    runs: Sequence[Settings], problem: Problem | None, paths: Sequence[Path | None], keep: Keep
 ) -> list[_Outcome]:
     """Simulate runs on this machine, and write their folders."""
-    return [(outcome, {}) for outcome in run_stack(runs, problem, paths=paths, with_model=with_model)]
+    return [(outcome, {}) for outcome in run_stack(runs, problem, paths=paths, keep=keep)]
 
 
-def _run_elsewhere(runs: Sequence[Settings], keep: Keep) -> list[_Outcome]:
+def _run_elsewhere(runs: Sequence[Settings], keep: Keep, *, keeps_runs: bool) -> list[_Outcome]:
     """Simulate runs on a machine that may have another disk: for each its row, and the files of its folder."""
     with TemporaryDirectory(prefix="safa-run-") as place:
-        paths = [None if keep == "nothing" else Path(place, str(number)) for number in range(len(runs))]
-        outcomes = run_stack(runs, paths=paths, with_model=keep == "models")
+        paths = [Path(place, str(number)) if keeps_runs else None for number in range(len(runs))]
+        outcomes = run_stack(runs, paths=paths, keep=keep)
         return [(outcome, _files_in(path)) for outcome, path in zip(outcomes, paths, strict=True)]
 
 

@@ -4,12 +4,13 @@ from safa.fleet.draws import draw_sizes, draw_speeds
 from safa.fleet.faults import Faults
 from safa.fleet.files import read_column, read_links, read_trace
 from safa.fleet.fleet import Fleet
-from safa.fleet.world import check_sizes, make_fleet
+from safa.fleet.world import check_sizes, client_speeds, make_fleet
 
 __all__ = [
     "Faults",
     "Fleet",
     "check_sizes",
+    "client_speeds",
     "draw_sizes",
     "draw_speeds",
     "make_fleet",

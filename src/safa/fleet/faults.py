@@ -1,4 +1,4 @@
-"""When clients fail: at random, or by an availability trace."""
+"""When clients fail, at random or by going offline, and when they are back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
+from safa.fleet.availability import Availability
 from safa.protocol.records import Ids
-from safa.streams import stream
+from safa.streams import stream, uniform_at
 from safa.vocabulary import FAULT_MODELS
 
 __all__ = ["Faults"]
@@ -21,6 +22,9 @@ class Faults:
     every client at work is, once in every round. The point is uniform over the work that is left. A trace cuts a
     stretch when the client goes offline, on top of that; with `period_s`, a number for each client, its times online
     repeat after so many seconds. A `crash_rate` is one number for all clients, or one for each.
+
+    A client that crashed is back when the next round opens, or, with `return_delay_s`, after an exponential delay with
+    that mean (`stretch`). Crashes are then drawn by client and stretch, so that nothing depends on rounds.
     """
 
     def __init__(
@@ -32,18 +36,18 @@ class Faults:
         model: str = "attempt",
         trace: NDArray[np.float64] | None = None,
         period_s: NDArray[np.float64] | None = None,
+        return_delay_s: float = 0.0,
     ) -> None:
         if model not in FAULT_MODELS:
             raise SafaError(f"fault_model must be one of {', '.join(FAULT_MODELS)}, not {model!r}")
         self.crash_rate = _checked_rates(crash_rate, clients)
+        if return_delay_s and (model == "round" or np.any(self.crash_rate == 1)):
+            raise SafaError("return_delay_s needs fault_model = attempt, and a crash_rate below 1")
         self.every_round = model == "round"
-        self.has_trace = trace is not None
+        self.availability = None if trace is None else Availability(trace, period_s)
+        self.return_delay_s = return_delay_s
         self._clients = clients
         self._seed = seed
-        self._trace = trace if trace is not None else np.empty((0, 3))
-        self._span = float(self._trace[:, 2].max()) + 1.0 if len(self._trace) else 1.0
-        self._starts = self._trace[:, 0] * self._span + self._trace[:, 1]
-        self._period_s = period_s
         self._draws: dict[tuple[int, int], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     def draw(self, round_number: int, ordinal: int = 0) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -72,30 +76,49 @@ class Faults:
             crashed, point = self.draw(round_number, nth)
             hit = np.flatnonzero((ordinal == nth) & crashed[clients])
             cut_s[hit] = _inside(begin_s[hit] + point[clients[hit]] * left_s[hit], begin_s[hit], left_s[hit])
-        if self.has_trace:
-            cut_s = _inside(np.minimum(cut_s, self._offline_s(clients, begin_s)), begin_s, left_s)
+        if self.availability is not None:
+            cut_s = _inside(np.minimum(cut_s, self.availability.offline_s(clients, begin_s)), begin_s, left_s)
         return cut_s
 
-    def _offline_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When each client, online or not at that time, is next offline: at once if it is not online."""
-        if not len(self._trace):
-            return at_s
-        if self._period_s is None:
-            return np.maximum(self._until_s(clients, at_s), at_s)
-        period_s = self._period_s[clients]
-        past_s = np.mod(at_s, period_s)
-        until_s = self._until_s(clients, past_s)
-        # Online to the end of a period and from the start of the next one, a client is not offline in between.
-        first_s = np.maximum(self._until_s(clients, np.zeros(len(clients))), 0.0)
-        until_s = np.where(until_s >= period_s, period_s + first_s, until_s)
-        until_s = np.where(first_s >= period_s, np.inf, until_s)
-        return np.maximum(at_s - past_s + until_s, at_s)
+    def stretch(
+        self,
+        clients: Ids,
+        begin_s: NDArray[np.float64],
+        left_s: NDArray[np.float64],
+        number: NDArray[np.int32],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """With return delays: when these stretches are cut short, and when their clients are back (inf: neither).
 
-    def _until_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The end of the time online that each client has begun last (-inf: none)."""
-        place = np.searchsorted(self._starts, clients * self._span + np.minimum(at_s, self._span), side="right") - 1
-        own = (place >= 0) & (self._trace[place, 0] == clients)
-        return np.where(own, self._trace[place, 2], -np.inf)
+        Each is the client's nth since the start, counted from 0. Nothing else decides what becomes of it.
+        """
+        crashes, point, delay_s = self.lots(clients, number)
+        cut_s = _inside(np.where(crashes, begin_s + point * left_s, np.inf), begin_s, left_s)
+        back_s = cut_s + delay_s
+        if self.availability is not None:
+            until_s = self.availability.online(clients, begin_s)[1]
+            gone = until_s < np.minimum(cut_s, begin_s + left_s)
+            cut_s[gone] = back_s[gone] = until_s[gone]
+            cut = np.flatnonzero(cut_s < np.inf)
+            back_s[cut] = self.online_s(clients[cut], back_s[cut])
+        return cut_s, back_s
+
+    def lots(
+        self, clients: Ids, number: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Whether a client's nth stretch crashes, at which share of its work, and how long the client is away then."""
+        rate = self.crash_rate[clients] if self.crash_rate.ndim else self.crash_rate
+        drawn, point, delay = (
+            uniform_at(self._seed, f"{what} of stretch", clients, number) for what in ("crash", "crash point", "return")
+        )
+        return drawn < rate, point, -self.return_delay_s * np.log1p(-delay)
+
+    def online_s(self, clients: Ids, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When each client is online, from that time on (inf: never)."""
+        if self.availability is None:
+            return at_s
+        there_s, ever = at_s.copy(), np.flatnonzero(at_s < np.inf)
+        there_s[ever] = self.availability.online(clients[ever], at_s[ever])[0]
+        return there_s
 
 
 def _inside(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.errors import SafaError
+from safa.fleet.availability import daily_times
 from safa.fleet.draws import draw_sizes, draw_speeds
 from safa.fleet.faults import Faults
 from safa.fleet.fedscale import device_links, device_speeds, is_pickle, times_online
@@ -14,7 +15,7 @@ from safa.fleet.fleet import Fleet
 from safa.fleet.named import phone_mbps, speeds_of
 from safa.runs.settings import Settings
 
-__all__ = ["check_sizes", "make_fleet"]
+__all__ = ["check_sizes", "client_speeds", "make_fleet"]
 
 _SMALLEST_SHARD = 20
 
@@ -25,7 +26,7 @@ def make_fleet(settings: Settings, sizes: ArrayLike | None = None) -> Fleet:
     `sizes` says how many samples every client holds, where the partition of the run decides that.
     """
     count, seed = settings.clients, settings.seed
-    speeds = _speeds(settings)
+    speeds = client_speeds(settings)
     down, up = _links(settings)
     trace, period_s = _trace(settings)
     return Fleet.assemble(
@@ -45,6 +46,7 @@ def make_fleet(settings: Settings, sizes: ArrayLike | None = None) -> Fleet:
             model=settings.fault_model,
             trace=trace,
             period_s=period_s,
+            return_delay_s=settings.return_delay_s,
         ),
     )
 
@@ -67,8 +69,8 @@ def _sizes(settings: Settings) -> NDArray[np.int64] | NDArray[np.float64]:
     )
 
 
-def _speeds(settings: Settings) -> NDArray[np.float64]:
-    """Speeds from a file, of a fleet by name, or drawn as the settings say."""
+def client_speeds(settings: Settings) -> NDArray[np.float64]:
+    """The clients' speeds: from a file, of a fleet by name, or drawn as the settings say."""
     count, seed = settings.clients, settings.seed
     if is_pickle(settings.speeds):
         return device_speeds(settings.speeds, count=count, seed=seed, batch_size=settings.batch_size)
@@ -101,6 +103,8 @@ def _links(settings: Settings) -> tuple[ArrayLike, ArrayLike]:
 
 def _trace(settings: Settings) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """When clients are online, and after how long that repeats, where it does."""
+    if settings.online_hours:
+        return daily_times(settings.clients, seed=settings.seed, hours=settings.online_hours)
     if settings.trace is None:
         return None, None
     if is_pickle(settings.trace):

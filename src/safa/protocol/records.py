@@ -122,7 +122,7 @@ class RoundRecord:
     """The share of its full local work that the client was asked for when it began, above 0 and at most 1; where the
     update was refused, what its client was asked for last."""
     crashed: Ids
-    """Whose work was cut short in this round."""
+    """Whose work was cut short in this round, and not taken up again before its end."""
     joined: Ids
     """Who enrolled, or came back, since the last round."""
     joined_size: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Figures and pages of runs, sweeps and reproductions.
+"""Figures and pages of runs, sweeps, arenas and reproductions.
 
 `write_report` makes the page of a folder that holds a run or a sweep. `page` has the blocks of pages,
 `figures` the charts.
@@ -15,14 +15,24 @@ from numpy.typing import ArrayLike
 
 from safa.errors import SafaError
 from safa.fleet import make_fleet
+from safa.report.arena import arena_page
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
 from safa.report.sweep import read_table, sweep_page, sweep_sections
 from safa.runs import Run, load_run, write_atomically
-from safa.runs.folder import SWEEP
+from safa.runs.folder import ARENA, SWEEP
 from safa.runs.sweep_folder import SweepFolder
 
-__all__ = ["read_table", "render", "run_page", "run_sections", "sweep_page", "sweep_sections", "write_report"]
+__all__ = [
+    "arena_page",
+    "read_table",
+    "render",
+    "run_page",
+    "run_sections",
+    "sweep_page",
+    "sweep_sections",
+    "write_report",
+]
 
 
 class _InFolder(Protocol):
@@ -33,7 +43,7 @@ class _InFolder(Protocol):
 
 
 def write_report(run: Run | _InFolder | str | Path, path: str | Path | None = None) -> Path:
-    """Write the page of a run or a sweep, or of the folder of either, and return its path.
+    """Write the page of a run or a sweep, or of the folder of either or of an arena, and return its path.
 
     It is `report.html` in the folder unless another `path` is given, which a run that is held in memory needs.
     """
@@ -48,6 +58,8 @@ def write_report(run: Run | _InFolder | str | Path, path: str | Path | None = No
 
 def _page(run: Run | Path) -> str:
     if isinstance(run, Path):
+        if (run / ARENA).is_file():
+            return arena_page(run)
         if (run / "results.csv").is_file() and not (run / "config.toml").is_file():
             return sweep_page(_as_planned(read_table(run / "results.csv"), run))
         if not (run / "config.toml").is_file():

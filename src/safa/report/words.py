@@ -27,6 +27,7 @@ TITLES: dict[str, str] = {
     "crash_rate": "crash rate",
     "round_limit_s": "T_lim, s",
     "detection_delay_s": "detection delay, s",
+    "return_delay_s": "return delay, s",
 }
 """Short titles for axes and columns; a name that is not here is its own title, with spaces."""
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "ARENA",
+    "ARENA_FORMAT",
     "ROSTER",
     "RUNS",
     "SWEEP",
@@ -63,6 +65,8 @@ _CONFIG, _ROUNDS, _SUMMARY, _MODEL = "config.toml", "rounds.jsonl", "summary.jso
 SWEEP, TABLE = "sweep.json", "results.csv"
 """In the folder of a sweep: its plan, and a row for every run."""
 SWEEP_FORMAT = "safa sweep 1"
+ARENA, ARENA_FORMAT = "tables.json", "safa arena tables 1"
+"""The tables of an arena in its folder, of which its page is made."""
 RUNS = "runs"
 """In the folder of a sweep: the folders of its runs."""
 ROSTER = "roster.json"

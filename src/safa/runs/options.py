@@ -27,7 +27,7 @@ FleetName = Literal["paper", "phones", "two-speed", "lognormal"]
 SizeDistribution = Literal["normal", "exponential", "equal"]
 SpeedDistribution = Literal["exponential", "normal", "lognormal", "constant"]
 Staleness = Literal["constant", "polynomial", "hinge"]
-TrainerName = Literal["auto", "batched", "threads", "serial", "ray"]
+TrainerName = Literal["auto", "batched", "threads", "processes", "serial", "ray"]
 OptimiserName = Literal["sgd", "adam", "adamw"]
 LearningRate = float | Literal["auto"]
 WorkCap = float | Literal["auto"]
@@ -48,6 +48,7 @@ class SettingsOptions(TypedDict, total=False):
     clock: Clock
     seed: int
     until: str
+    time_limit_s: float
     fraction: float
     lag_tolerance: int
     rounds: int
@@ -65,6 +66,7 @@ class SettingsOptions(TypedDict, total=False):
     fault_model: FaultModel
     keep_progress: bool
     detection_delay_s: float
+    return_delay_s: float
     fleet: FleetName
     mean_size: float
     size_distribution: SizeDistribution
@@ -81,6 +83,7 @@ class SettingsOptions(TypedDict, total=False):
     sizes: Table | None
     links: Table | None
     trace: Table | None
+    online_hours: float
     estimate_error: float
     mixing: float
     staleness: Staleness
@@ -133,6 +136,7 @@ class SweepOptions(TypedDict, total=False):
     clock: Several[Clock]
     seed: Several[int]
     until: Several[str]
+    time_limit_s: Several[float]
     fraction: Several[float]
     lag_tolerance: Several[int]
     rounds: Several[int]
@@ -150,6 +154,7 @@ class SweepOptions(TypedDict, total=False):
     fault_model: Several[FaultModel]
     keep_progress: Several[bool]
     detection_delay_s: Several[float]
+    return_delay_s: Several[float]
     fleet: Several[FleetName]
     mean_size: Several[float]
     size_distribution: Several[SizeDistribution]
@@ -166,6 +171,7 @@ class SweepOptions(TypedDict, total=False):
     sizes: Table | Sequence[str | os.PathLike[str]] | None
     links: Table | Sequence[str | os.PathLike[str]] | None
     trace: Table | Sequence[str | os.PathLike[str]] | None
+    online_hours: Several[float]
     estimate_error: Several[float]
     mixing: Several[float]
     staleness: Several[Staleness]

@@ -67,6 +67,11 @@ class Settings:
         is_list=False, needs=_TRAINING,
     )  # fmt: skip
 
+    time_limit_s: float = option(
+        math.inf, "end the run before the first round that would close later than this, in seconds (inf: never)",
+        group=_RUN, flag="--time-limit", above=0, needs=_CAUSAL,
+    )  # fmt: skip
+
     fraction: float = option(0.3, "C: the share of clients whose updates a round wants", group=_WORK, above=0, most=1)
     lag_tolerance: int = option(
         5, "tau: how many versions a client may lag behind before it starts over (safa)", group=_WORK, least=1
@@ -120,6 +125,11 @@ class Settings:
         60.0, "how long the server needs to notice a loss, in seconds (0: at once, inf: never)", group=_WORLD,
         flag="--detection-delay", least=0, needs=_CAUSAL,
     )  # fmt: skip
+    return_delay_s: float = option(
+        0.0, "mean time in seconds after which a client that crashed is back, drawn (0: when the next round opens, as "
+        "in the paper)", group=_WORLD, flag="--return-delay", least=0, below=math.inf,
+        needs=_CAUSAL | {"fault_model": ("attempt",)},
+    )  # fmt: skip
     fleet: str = option(
         "paper", "whose speeds and links: paper (as the options below say), phones, two-speed or lognormal",
         group=_WORLD, choices=FLEETS, needs=_DRAWN_SPEEDS,
@@ -168,6 +178,10 @@ class Settings:
         None, "when clients are online, from a CSV file with columns client,online_from_s,online_until_s, or "
         "FedScale's availability", group=_WORLD, is_file=True,
     )  # fmt: skip
+    online_hours: float = option(
+        0.0, "hours a day that a client is online, in one stretch around a time of its own, most of them at night (0: "
+        "always)", group=_WORLD, least=0, below=24, needs=_CAUSAL | {"trace": (None,)},
+    )  # fmt: skip
 
     estimate_error: float = option(
         0.0, "how far the server is off when it guesses a client's time (sigma of the logarithm)", group=_OTHERS,
@@ -213,8 +227,8 @@ class Settings:
         needs={"aggregator": ("krum",)},
     )  # fmt: skip
     server_step: float = option(
-        1.0, "the step size of MIFA, FedVARP and SCAFFOLD", group=_AGGREGATION, above=0, below=math.inf,
-        needs={"aggregator": ("mifa", "fedvarp", "scaffold")},
+        1.0, "the step size of MIFA, FedVARP, CA2FL, FedStale and SCAFFOLD", group=_AGGREGATION, above=0,
+        below=math.inf, needs={"aggregator": ("mifa", "fedvarp", "ca2fl", "fedstale", "scaffold")},
     )  # fmt: skip
     server_optimiser: str = option(
         "none", "the server's optimiser around the aggregator; `safa aggregators` lists them", group=_AGGREGATION,
@@ -243,9 +257,9 @@ class Settings:
     )  # fmt: skip
     shuffle: bool = option(False, "whether a client goes through its samples in a new order every epoch", group=_LEARN)
     trainer: str = option(
-        "auto", "batched: many clients as one computation; threads: side by side on the cores; serial: one after the "
-        "other, the oracle; ray: batched, on the machines of a Ray cluster; auto: the fastest of the first three here, "
-        "by a short measurement", group=_LEARN,
+        "auto", "batched: many clients as one computation; threads: side by side on the cores; processes: likewise, in "
+        "processes, on Linux; serial: one after the other, the oracle; ray: batched, on the machines of a Ray cluster; "
+        "auto: the fastest of the first four here, by a short measurement", group=_LEARN,
         choices=TRAINERS,
     )  # fmt: skip
     device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)
@@ -386,6 +400,8 @@ class Settings:
             return [f"{name} has no effect with partition = {self.partition}, which decides what every client holds"]
         protocol = registry.find(self.protocol)
         needs: dict[str, tuple[str | bool | None, ...]] = dict(_OPTIONS[name].get("needs", {}))
+        if name == "keep_progress" and self.return_delay_s:
+            needs.pop("protocol")  # clients return by themselves, whatever the protocol
         takers = registry.takers(name)
         if takers and name not in _OF_EVERY_RUN and name not in registry.shared(protocol):
             needs["protocol"] = takers

@@ -36,9 +36,12 @@ from safa.runs.values import shown
 
 __all__ = ["KEEPS", "Keep", "SweepFolder", "finish_run", "unfinished_path", "write_run"]
 
-Keep = Literal["records", "models", "nothing"]
-KEEPS: tuple[Keep, ...] = ("records", "models", "nothing")
-"""What a sweep keeps of its runs besides their rows: settings, records and metrics, their models too, or nothing."""
+Keep = Literal["records", "models", "curves", "nothing"]
+KEEPS: tuple[Keep, ...] = ("records", "models", "curves", "nothing")
+"""What a sweep keeps of its runs besides their rows: settings, records and metrics, their models too, or nothing.
+
+Where it keeps curves, it keeps no folders; the rows have the main metric over time.
+"""
 
 _UNFINISHED = re.compile(r"\d{4,}\.part-\d+(\.old)?")
 _GLANCE_S = 0.5  # a sweep that was just killed holds its folder no longer than this
@@ -110,7 +113,7 @@ class SweepFolder:
 
         A worker that outlives its sweep for a moment cannot finish such a run any more: it is renamed first.
         """
-        if self.keep != "nothing":
+        if self.keeps_runs:
             (self.path / RUNS).mkdir(exist_ok=True)
         for path in sorted((self.path / RUNS).glob(f"*{PART}-*")):
             if _UNFINISHED.fullmatch(path.name):
@@ -121,6 +124,11 @@ class SweepFolder:
             path = self.run_path(number)
             if path.exists() and not self.is_finished(number) and any(path.iterdir()):
                 raise SafaError(f"{path} holds no run of this sweep; remove or rename it first")
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether the runs have folders of their own."""
+        return self.keep in ("records", "models")
 
     @property
     def table(self) -> Path:

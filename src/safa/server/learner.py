@@ -111,18 +111,20 @@ class Learner:
         sizes: NDArray[np.float64],
         *,
         evaluate: Callable[[Tensor], Score],
+        trained: int | None = None,
         eval_every: int = 1,
         memory_mb: float = 4096.0,
         threads: int = 0,
     ) -> None:
         """`start` is w(0) as a row, `sizes` are n_k; `evaluate` gives the test loss and metrics of a model.
 
-        `threads` is how many torch computes a round with (0: as many as it has).
+        The first `trained` numbers of a row are parameters (None: all of them), the others are buffers. `threads` is
+        how many torch computes a round with (0: as many as it has).
         """
         self._source, self._aggregator, self._evaluate = source, aggregator, evaluate
         self._eval_every, self._threads = eval_every, threads
         budget = Budget.of(memory_mb, start, len(sizes))
-        self.versions = Versions(start, memory_mb=budget.versions_mb)
+        self.versions = Versions(start, memory_mb=budget.versions_mb, trained=trained)
         self._most = budget.updates  # that are asked for at a time
         self._held = np.zeros(len(sizes), dtype=np.int64)  # the version that each client holds
         self._own_updates = np.zeros(len(sizes), dtype=np.int64)  # of each client, where everyone trains its own model

@@ -93,6 +93,7 @@ class Learning:
                 start,
                 np.asarray(protocol.sizes, dtype=np.float64),
                 evaluate=self._evaluator.evaluate,
+                trained=self.layout.trained,
                 eval_every=settings.eval_every,
                 memory_mb=settings.memory_mb,
                 threads=settings.threads,

@@ -2,8 +2,8 @@
 
 Round t opens when round t-1 closed. The server sends w(t-1) to the clients that the protocol names, which takes its
 link T_dist (Eq. 19); they download, train and upload. An attempt that is under way when the round closes continues. A
-client that crashes is back when the next round opens. The round closes when the protocol has enough, at T_lim, or when
-the server knows that nobody is left to wait for.
+client that crashes is back when the next round opens, or after a delay of the fleet's (`safa.simulation.returns`). The
+round closes when the protocol has enough, at T_lim, or when the server knows that nobody is left to wait for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from safa.server.server import Server
 from safa.simulation.devices import Devices
 from safa.simulation.edge import complete_record, open_round
 from safa.simulation.link import ServerLink
+from safa.simulation.returns import ReturningDevices
 
 __all__ = ["causal_rounds"]
 
@@ -33,10 +34,12 @@ def causal_rounds(
     detection_delay_s: float = 60.0,
     keep_progress: bool = True,
     estimate_error: float = 0.0,
+    time_limit_s: float = math.inf,
 ) -> Iterator[RoundRecord]:
-    """A fleet drives a server in causal time, a record a round."""
+    """A fleet drives a server in causal time, a record a round, as long as rounds close within the time limit."""
     protocol = server.protocol
-    devices = Devices(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
+    kind = ReturningDevices if fleet.faults.return_delay_s else Devices
+    devices = kind(fleet, detection_delay_s=detection_delay_s, keep_progress=keep_progress)
     link = ServerLink(fleet.copy_s)
     links_s = fleet.down_s + fleet.up_s
     now = 0.0
@@ -47,13 +50,16 @@ def causal_rounds(
         begin_s = link.broadcast(len(dispatch.sync), now=now)
         devices.open_round(dispatch, protocol.versions, protocol.work, now=now, begin_s=begin_s)
         now = _run_round(server, fleet, devices, link)
+        if now > time_limit_s:
+            return
         record = server.close_round(now=now)
+        crashed = devices.crashed(now)
         record = complete_record(
             record,
             fleet,
             closed_s=now,
             distribution_s=len(record.sent) * fleet.copy_s,
-            crashed=devices.crashed(now),
+            crashed=crashed,
             work_done=devices.work_done,
             work_lost=devices.work_lost,
         )

@@ -100,8 +100,12 @@ class Devices:
         if within_s < np.inf and len(ready):
             soon = (times < times.min() + within_s) | (times == times.min())
             ready, times = ready[soon], times[soon]
-        base, lost = self._base[ready].astype(np.int64), self._cut_s[ready] < np.inf
+        base, lost = self._base[ready].astype(np.int64), self._are_losses(ready)
         return Events(ready, base, times, lost)[_in_order(times)]
+
+    def _are_losses(self, clients: Ids) -> NDArray[np.bool_]:
+        """Whether what the server hears of these clients next is that they are lost."""
+        return np.asarray(self._cut_s[clients] < np.inf)
 
     def _first(self, until_s: float, most: int) -> Ids:
         """Of whom the server hears up to that time: of about `most` at most, those that it hears of first."""

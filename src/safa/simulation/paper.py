@@ -46,7 +46,7 @@ def paper_rounds(server: Server, fleet: Fleet, *, estimate_error: float = 0.0) -
         )
     if protocol.asks_for_parts:
         raise SafaError("the paper clock knows no parts of the work; use clock = causal with work_cap")
-    if fleet.faults.has_trace:
+    if fleet.faults.availability is not None:
         raise SafaError("the paper clock knows no availability trace; use clock = causal")
     return _rounds(server, fleet, estimate_error)
 

@@ -35,4 +35,5 @@ def drive(server: Server, fleet: Fleet, settings: Settings) -> Iterator[RoundRec
         detection_delay_s=settings.detection_delay_s,
         keep_progress=settings.keep_progress,
         estimate_error=settings.estimate_error,
+        time_limit_s=settings.time_limit_s,
     )

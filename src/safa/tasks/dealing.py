@@ -29,6 +29,7 @@ __all__ = [
     "iid",
     "natural",
     "quantity",
+    "rare",
     "shards",
 ]
 
@@ -38,6 +39,7 @@ _Floats = NDArray[np.float64]
 _BINS = 10
 _MOST_LABELS = 20  # floating targets with more values than this are continuous
 
+_RARE_ALPHA = 0.3  # how unevenly labels are dealt within the two parts of `rare`
 _LARGEST_ALPHA = 1e9  # beyond this all clients draw the same proportions anyway, and numbers overflow
 
 
@@ -54,6 +56,8 @@ class Samples:
     """An array or a tensor, where it is known."""
     shards: Sequence[_Ints] | None = None
     """For every client of the data, which samples are its own, where the data come in such parts."""
+    speeds: _Floats | None = None
+    """How fast the clients are, in mini-batches per second, where it is known."""
 
     @property
     def clients(self) -> int:
@@ -124,6 +128,26 @@ def shards(samples: Samples, rng: np.random.Generator, n: str) -> list[_Ints]:
     McMahan et al., 2017. All clients then hold the same number of samples, up to rounding, whatever their sizes.
     """
     return _shards(samples.labels(f"shards:{n}"), samples.clients, _whole(n), rng)
+
+
+@decides_sizes
+def rare(samples: Samples, rng: np.random.Generator, classes: str, overlap: str = "0") -> list[_Ints]:
+    """The slowest clients alone hold the last CLASSES classes; the share OVERLAP of these samples goes to the others.
+
+    The slowest are those at the lower speed where there are two speeds, else a fifth of the clients. They hold nothing
+    but these classes. Labels are dealt as dirichlet:0.3 does, to the slowest and to the others by themselves, of whom
+    each has as many samples as the next.
+    """
+    labels = _classes(samples.labels(f"rare:{classes}"))
+    first_rare = int(labels.max()) + 1 - _count(classes)
+    if first_rare < 1:
+        raise SafaError(f"rare:{classes} leaves no class to the other clients: there are {labels.max() + 1}")
+    kept = _choice(np.flatnonzero(labels >= first_rare), 1 - _share(overlap), rng)
+    slow = _slowest(samples)
+    dealt: dict[int, _Ints] = {}
+    for clients, some in (slow, kept), (_others(slow, samples.clients), _others(kept, len(labels))):
+        dealt |= zip(clients.tolist(), _skewed(labels, some, len(clients), rng), strict=True)
+    return [dealt[client] for client in range(samples.clients)]
 
 
 @decides_sizes
@@ -200,13 +224,35 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SafaError(f"CLASSES must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise SafaError(f"OVERLAP must be a number of at least 0 and below 1, not {text!r}")
+    return value
+
+
 def _named(text: str) -> str:
     if not text:
         raise SafaError("NAME must be that of a column, or its number")
     return text
 
 
-PARAMETERS: dict[str, Callable[[str], object]] = {"alpha": _positive, "n": _whole, "name": _named}
+PARAMETERS: dict[str, Callable[[str], object]] = {
+    "alpha": _positive,
+    "classes": _count,
+    "n": _whole,
+    "name": _named,
+    "overlap": _share,
+}
 """What checks a parameter of the partitions above, by its name."""
 
 # -- how it is done --------------------------------------------------------------------------------------------------
@@ -227,6 +273,37 @@ def _owners(counts: _Ints, clients: int, rng: np.random.Generator) -> _Ints:
         owners[value] = client
         heapq.heapreplace(held, (samples + int(counts[value]), client))
     return owners
+
+
+def _slowest(samples: Samples) -> _Ints:
+    """The clients at the lower one of two speeds, else the slowest fifth; of equally slow ones the first."""
+    speeds = samples.speeds
+    if speeds is None:
+        raise SafaError("the partition rare needs the speeds of the clients, which are not known here")
+    if samples.clients < 2:
+        raise SafaError("the partition rare needs two clients at least")
+    slow = np.flatnonzero(speeds == speeds.min())
+    if len(np.unique(speeds)) != 2:
+        slow = np.argsort(speeds, kind="stable")[: max(1, round(samples.clients / 5))]
+    return np.sort(slow)
+
+
+def _choice(samples: _Ints, share: float, rng: np.random.Generator) -> _Ints:
+    """A random choice of these samples."""
+    return rng.permutation(samples)[: round(share * len(samples))]
+
+
+def _others(some: _Ints, count: int) -> _Ints:
+    """Those of the numbers from 0 that are not among these."""
+    return np.setdiff1d(np.arange(count), some)
+
+
+def _skewed(labels: _Ints, samples: _Ints, clients: int, rng: np.random.Generator) -> list[_Ints]:
+    """These samples, dealt to so many clients with Dirichlet labels and in equal numbers."""
+    if len(samples) < clients:
+        raise SafaError(f"the partition rare has {len(samples)} samples for {clients} clients, one at least for each")
+    own = np.unique(labels[samples], return_inverse=True)[1]
+    return [samples[part] for part in _dirichlet(own, _ends(np.ones(clients), len(samples)), _RARE_ALPHA, rng)]
 
 
 def _ends(sizes: _Floats, count: int) -> _Ints:

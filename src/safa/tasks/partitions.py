@@ -29,6 +29,7 @@ from safa.tasks.dealing import (
     iid,
     natural,
     quantity,
+    rare,
     shards,
 )
 
@@ -41,6 +42,7 @@ _OWN: dict[str, Partition] = {
     "dirichlet": dirichlet,
     "quantity": quantity,
     "shards": shards,
+    "rare": rare,
     "column": column,
     "natural": natural,
 }
@@ -56,7 +58,7 @@ def check_partition(kind: str) -> None:
     """Refuse a kind of partition that does not exist, or that is written with wrong parameters."""
     function, given = _parsed(kind)
     if function in _OWN.values():
-        for name, text in zip(_parameters(function), given, strict=True):
+        for name, text in zip(_parameters(function), given, strict=False):
             PARAMETERS[name](text)
 
 
@@ -86,7 +88,9 @@ def _parsed(kind: str) -> tuple[Partition, list[str]]:
     """The function that a partition names, and the texts for its parameters."""
     name, *given = str(kind).split(":")
     function = _find(name)
-    if len(given) != len(_parameters(function)):
+    parameters = _parameters(function).values()
+    needed = sum(parameter.default is parameter.empty for parameter in parameters)
+    if not needed <= len(given) <= len(parameters):
         raise SafaError(f"the partition {name} is written {_form(name, function)}, not {kind!r}")
     return function, given
 
@@ -118,14 +122,18 @@ def _loaded(point: EntryPoint) -> Partition:
     return function
 
 
-def _parameters(function: Partition) -> list[str]:
-    """The names of its parameters, behind the samples and the random numbers."""
-    return list(inspect.signature(function).parameters)[2:]
+def _parameters(function: Partition) -> dict[str, inspect.Parameter]:
+    """Its parameters by name, behind the samples and the random numbers."""
+    return dict(list(inspect.signature(function).parameters.items())[2:])
 
 
 def _form(name: str, function: Partition) -> str:
-    """How a partition is written, such as dirichlet:ALPHA."""
-    return ":".join([name, *(parameter.upper() for parameter in _parameters(function))])
+    """How a partition is written, such as dirichlet:ALPHA; what may be left out is in brackets."""
+    parts = [
+        f":{parameter.name.upper()}" if parameter.default is parameter.empty else f"[:{parameter.name.upper()}]"
+        for parameter in _parameters(function).values()
+    ]
+    return "".join([name, *parts])
 
 
 def _first_line(function: Partition) -> str:

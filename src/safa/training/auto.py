@@ -1,6 +1,6 @@
 """`trainer = auto`: the trainer that is fastest for a model here, found by a short measurement that is remembered.
 
-On a GPU that is the batched one, which was 22 times faster and more for every model that was tried. On a CPU, a few
+On a GPU that is the batched one, which was 30 times faster and more for every model that was tried. On a CPU, a few
 clients of the run make a few steps with each trainer, in turns. What they took is kept under a name that says all that
 it depends on: the model, its data and loss, how the clients train, the machine, torch and its threads. What was
 measured while the machine was busy is measured again when it is not.
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import threading
 import time
 from dataclasses import replace
 from typing import Unpack
@@ -27,6 +28,7 @@ from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
 from safa.training.batched import BatchedTrainer
 from safa.training.batches import Ids, Shards
+from safa.training.processes import can_fork, is_beside_grpc
 from safa.training.setup import find_device, trainer_of
 from safa.training.threads import torch_threads
 from safa.training.trainer import Amount, Trainer
@@ -74,6 +76,15 @@ def choose_trainer(settings: Settings, problem: Problem, shards: Shards, device:
     return kind, _sentence(kind, spent)
 
 
+def _kinds(device: torch.device) -> list[str]:
+    """The trainers that are measured."""
+    # Processes were as fast as threads or faster on 2 cores already; 16 of them are made in 0.15 s. One gains nothing.
+    # A thread that computes while a process is forked can leave a lock behind in it for ever: not beside other threads.
+    is_alone = threading.active_count() == 1 and not is_beside_grpc()
+    forks = can_fork(device) and is_alone and torch.get_num_threads() > 1
+    return ["batched", "threads", *(["processes"] if forks else []), "serial"]
+
+
 def _is_busy() -> bool:
     """Whether the cores have other work now, so that what is measured may be wrong."""
     return os.getloadavg()[0] > _LOAD * (os.cpu_count() or 1)
@@ -109,7 +120,7 @@ def _digest(settings: Settings, problem: Problem, shards: Shards, device: torch.
     s = settings
     how = [s.batch_size, s.optimiser, bool(s.momentum), bool(s.proximal), bool(s.clip), bool(s.weight_decay), s.shuffle]
     where = [device.type, torch.get_num_threads(), torch.__version__, platform.node(), platform.machine()]
-    known = [repr(module), model, data, loss, problem.kernel, how, len(shards), where]
+    known = [repr(module), model, data, loss, problem.kernel, how, len(shards), where, _kinds(device)]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
 
 
@@ -131,9 +142,8 @@ class _Race:
     """Trainers that train the same clients in turns, and the shortest time that a step took each of them."""
 
     def __init__(self, settings: Settings, problem: Problem, shards: Shards, device: torch.device) -> None:
-        kinds = ("batched", "threads", "serial")
         of = replace(settings, lr=_LR)
-        made = {kind: trainer_of(replace(of, trainer=kind), problem, shards, device) for kind in kinds}
+        made = {kind: trainer_of(replace(of, trainer=kind), problem, shards, device) for kind in _kinds(device)}
         self._trainers = {kind: trainer for kind, trainer in made.items() if not _is_one_by_one(trainer)}
         module = problem.start_model(settings.seed)
         row = made["serial"].layout.row(dict(module.named_parameters()) | dict(module.named_buffers()))
@@ -142,10 +152,14 @@ class _Race:
         self.spent = dict.fromkeys(self._trainers, math.inf)
 
     def warm_up(self) -> None:
-        """Half of the clients make one step each: for a large model that has to do. The very first does not count."""
+        """Half of the clients make one step each: for a large model that has to do. The very first does not count.
+
+        Of processes, the first step of each does not.
+        """
         some = np.arange(-(-len(self._start) // 2))
         for kind, trainer in self._trainers.items():
-            _seconds(trainer, some[:1], self._start, steps=np.ones(1, dtype=np.int64))
+            first = some if kind == "processes" else some[:1]
+            _seconds(trainer, first, self._start, steps=np.ones_like(first))
             self.spent[kind] = _seconds(trainer, some, self._start, steps=np.ones_like(some)) / len(some)
 
     def round(self) -> None:

@@ -145,7 +145,6 @@ class Recorded(Kernel):
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep Python from freeing what is in cycles: a recording fails when the memory of another one is freed in it."""
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

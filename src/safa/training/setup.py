@@ -23,6 +23,7 @@ from safa.training.batches import Shards
 from safa.training.local import LocalTraining
 from safa.training.on_ray import RayTrainer
 from safa.training.optimiser import Optimiser
+from safa.training.processes import ProcessesTrainer, is_beside_grpc
 from safa.training.serial import SerialTrainer
 from safa.training.stacked import StackedTrainer
 from safa.training.threaded import ThreadsTrainer
@@ -48,19 +49,26 @@ TrainerOf = Callable[[Settings, Problem, Shards, torch.device], Trainer]
 """Makes the trainer of a run."""
 
 
-def make_shards(settings: Settings, problem: Problem, sizes: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def make_shards(
+    settings: Settings, problem: Problem, sizes: NDArray[np.float64], speeds: NDArray[np.float64] | None = None
+) -> list[NDArray[np.int64]]:
     """For every client, which training samples are its own; `sizes` count where the partition does not decide them."""
     inputs, targets = problem.train
     sizes = np.ones(settings.clients) if settings.decides_sizes else sizes
     samples = Samples(
-        targets=targets.numpy(), sizes=sizes, columns=problem.columns, inputs=inputs, shards=problem.shards
+        targets=targets.numpy(),
+        sizes=sizes,
+        columns=problem.columns,
+        inputs=inputs,
+        shards=problem.shards,
+        speeds=speeds,
     )
     return partition(settings.partition, samples, stream(settings.seed, "partition"))
 
 
-def own_sizes(settings: Settings, problem: Problem) -> NDArray[np.float64]:
+def own_sizes(settings: Settings, problem: Problem, speeds: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """How many training samples every client holds, where the partition decides that."""
-    shards = make_shards(settings, problem, np.ones(settings.clients))
+    shards = make_shards(settings, problem, np.ones(settings.clients), speeds)
     return np.array([len(shard) for shard in shards], dtype=np.float64)
 
 
@@ -95,8 +103,10 @@ def make_trainer(
     common |= {"shuffle": shuffle, "seed": seed}
     if kind == "serial":
         return SerialTrainer(problem, shards, **common)
-    if kind == "threads":
+    if kind == "threads" or (kind == "processes" and is_beside_grpc()):  # they come to the same bytes
         return ThreadsTrainer(problem, shards, **common)
+    if kind == "processes":
+        return ProcessesTrainer(problem, shards, memory_mb=memory_mb, **common)
     if kind == "ray":
         return RayTrainer(problem, shards, memory_mb=memory_mb, **common)
     return BatchedTrainer(problem, shards, memory_mb=memory_mb, compile_=compile_, **common)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from threading import Event
 from typing import Any
@@ -18,7 +19,7 @@ from safa.training.serial import SerialTrainer
 from safa.training.threads import side_by_side
 from safa.training.trainer import LocalTrainer, Work
 
-__all__ = ["RowTrainer", "ThreadsTrainer"]
+__all__ = ["RowTrainer", "ThreadsTrainer", "takes_channels_last"]
 
 
 class ThreadsTrainer(LocalTrainer):
@@ -28,9 +29,10 @@ class ThreadsTrainer(LocalTrainer):
         """`how` is what a serial trainer is made with."""
         count = max(1, min(torch.get_num_threads(), len(shards)))
         self._halted = Event()
-        channels_last = _takes_channels_last(problem)
+        channels_last = takes_channels_last(problem)
         self._workers = [
-            RowTrainer(problem, shards, halted=self._halted, channels_last=channels_last, **how) for _ in range(count)
+            RowTrainer(problem, shards, is_halted=self._halted.is_set, channels_last=channels_last, **how)
+            for _ in range(count)
         ]
         self.layout, self._batches = self._workers[0].layout, self._workers[0]._batches
 
@@ -54,11 +56,17 @@ class RowTrainer(SerialTrainer):
     """
 
     def __init__(
-        self, problem: Problem, shards: Shards, *, halted: Event, channels_last: bool = False, **how: Any
+        self,
+        problem: Problem,
+        shards: Shards,
+        *,
+        is_halted: Callable[[], bool] = lambda: False,
+        channels_last: bool = False,
+        **how: Any,
     ) -> None:
-        """Once `halted` is set, training ends in the middle."""
         super().__init__(problem, shards, **how)
-        self._halted = halted
+        self.is_halted = is_halted
+        """Asked before every step; once it is so, training ends in the middle."""
         self._parameters: list[Tensor] = list(self._module.parameters())
         self._innermost = set(map(id, _filters(self._module))) if channels_last else set()
         self._is_usual = {(p.dtype, p.requires_grad) for p in self._parameters} == {(self.layout.dtype, True)}
@@ -86,7 +94,7 @@ class RowTrainer(SerialTrainer):
         optimiser = RowOptimiser(self._optimiser, self._row, lr=work.lr, correction=correction)
         is_plain = self._optimiser.is_plain and work.lr is None and correction is None
         for samples in self._batches.of(int(work.clients[0]), int(work.bases[0]), int(work.steps[0])):
-            if self._halted.is_set():
+            if self.is_halted():
                 raise CancelledError
             found = torch.autograd.grad(self._loss(samples), self._parameters, allow_unused=True)
             if any(part is None for part in found):
@@ -122,7 +130,7 @@ def _filters(module: nn.Module) -> list[Tensor]:
     return [part.weight for part in module.modules() if isinstance(part, kinds)]
 
 
-def _takes_channels_last(problem: Problem) -> bool:
+def takes_channels_last(problem: Problem) -> bool:
     """Whether a model has convolutions, and no `view` that needs their results in the usual order in memory."""
     module = problem.start_model(0)
     for weight in _filters(module):

@@ -6,6 +6,8 @@ The order of a sum depends on the number of torch's threads, and with that the l
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -59,6 +61,8 @@ def side_by_side(
     threads = [Thread(target=loop, args=(worker,), name=f"safa-trainer-{k}") for k, worker in enumerate(workers)]
     with torch_threads(1):  # here, too: some libraries below torch have one number for all threads
         _run(threads, errors, stop)
+    for thread in threads:
+        _await_end(thread)
     if errors:
         raise errors[0]
 
@@ -76,3 +80,12 @@ def _run(threads: Sequence[Thread], errors: list[BaseException], stop: Callable[
         for thread in threads:
             if thread.is_alive():
                 thread.join()
+
+
+def _await_end(thread: Thread) -> None:
+    """Wait until a joined thread is gone for the system, too: until then it holds locks of libraries below torch.
+
+    A process that is forked at that moment would wait for them forever.
+    """
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(1e-5)

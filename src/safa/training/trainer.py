@@ -2,8 +2,9 @@
 
 A trainer takes these models as rows, and returns what the clients make of them: E passes over a client's own samples in
 mini-batches of B (Algorithm 2, the client's part), or so many mini-batch steps. Samples are gone through in their given
-order, or in a new one every epoch. `safa.training.batched` trains many clients as one computation, and
-`safa.training.serial` one after the other, as the oracle.
+order, or in a new one every epoch. `safa.training.batched` trains many clients as one computation,
+`safa.training.threaded` and `safa.training.processes` side by side, and `safa.training.serial` one after the other, as
+the oracle.
 """
 
 from __future__ import annotations

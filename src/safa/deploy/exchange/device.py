@@ -28,7 +28,7 @@ from safa.deploy.exchange.codec import decode, delta, encode, spec_of
 from safa.deploy.exchange.messages import Failure, JoinReply, JoinRequest, ModelMissing, TrainRequest, Update, digest_of
 from safa.deploy.exchange.screening import Rejected
 from safa.errors import SafaError
-from safa.fleet import make_fleet
+from safa.fleet import client_speeds, make_fleet
 from safa.runs.schedule import Schedule
 from safa.runs.settings import Settings
 from safa.runs.storage import read_sealed, write_sealed
@@ -144,7 +144,8 @@ class Device:
         from safa.training.setup import make_shards
 
         sizes = np.ones(settings.clients) if settings.decides_sizes else _sizes(settings)
-        return make_shards(settings, problem, sizes)[self._partition]
+        speeds = None if isinstance(settings.speeds, str) else client_speeds(settings)  # no file that a server names
+        return make_shards(settings, problem, sizes, speeds)[self._partition]
 
     def _job(self, request: TrainRequest, layout: Layout, settings: Settings) -> _Job | None:
         """The job that it holds, or a new one; None where it lacks the base model."""

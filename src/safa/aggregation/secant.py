@@ -1,0 +1,246 @@
+"""Secant: updates and a cache of them are moved to where the global model is; the cache is a control variate.
+
+An entry is the latest delta of a client and the version that it was trained from. How far a delta changes when its base
+does is estimated from two updates of the same client, as the slope of a secant:
+
+    gamma = - sum p_k <D_k - h_k, b_k - b'_k> / sum p_k |b_k - b'_k|^2, between 0 and 1
+
+for an update D_k from b_k and the entry h_k from b'_k, p_k = n_k/n; older pairs count for less. With it,
+
+    u_i = D_i - gamma (w - b_i)           an update, as it would be from w
+    e_k = h_k - gamma (w - b'_k)          an entry, likewise
+    H   = sum p_k e_k / sum p_k           over the clients present that have an entry
+    w  := w + sum a_i u_i + theta sum a_i (H - e_i)
+
+where a_i are the weights of the record, the second sum is over updates whose clients have an entry, and theta, between
+0 and 1, is the slope of the regression of u on e over these (a moving one over the steps). With gamma = 1, H is the
+step of SAFA's cache of models, with gamma = 0 that of MIFA's cache of updates. Nothing has to be set.
+
+A step uses the gamma and theta of the steps before it, so that its updates can be gone through once, and a coefficient
+does not depend on what it is applied to. Buffers of a model, such as the statistics of batch norm, are no part of the
+inner products, and are averaged: w := w + sum a_i (x_i - w), which keeps a variance positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safa.aggregation.aggregator import Step, Updates
+from safa.aggregation.row_per_client import each_client_once, weighted
+from safa.aggregation.rows import Versions, are_stacked, blocks
+from safa.aggregation.update_cache import UpdateCache
+from safa.errors import SafaError
+from safa.protocol.records import Ids, Rule
+
+__all__ = ["Secant"]
+
+_FIRST_GAMMA = 0.5  # before there are two updates of one client
+_KEPT_PER_STEP = 0.9  # of what theta is estimated from
+_LEAST_MEMORY = 10  # pairs that gamma is estimated from, at least; else as many as there are clients
+
+_Rows = Tensor | list[Tensor]
+"""Rows as one tensor [K, d], or one by one where they lie."""
+
+
+@dataclass
+class _Tally:
+    """What is summed over the updates of a step whose clients have an entry; rows and products in double precision."""
+
+    fresh: Tensor
+    """Of u_i."""
+    old: Tensor
+    """Of e_i."""
+    products: Tensor
+    """Of -p <D - h, b - b'>, p |b - b'|^2, <u, e> and <e, e>."""
+    count: int = 0
+    pairs: int = 0
+    """Of them, how many started from another version than their entry."""
+    weight: float = 0.0
+
+    @classmethod
+    def like(cls, row: Tensor) -> _Tally:
+        return cls(torch.zeros_like(row), torch.zeros_like(row), row.new_zeros(4))
+
+    def add(self, fresh: Tensor, old: Tensor, columns: slice) -> None:
+        """Some columns of some u_i and e_i."""
+        self.fresh[columns] += fresh.sum(0)
+        self.old[columns] += old.sum(0)
+        self.products[2] += _dot(fresh, old)
+        self.products[3] += _dot(old, old)
+
+
+class Secant(UpdateCache):
+    """Control variates of all clients, moved along with the global model; nothing has to be set."""
+
+    name = "secant"
+    rules = frozenset({Rule.AVERAGE, Rule.DELTA})
+
+    def __init__(self, *, gamma: float | None = None, theta: float | None = None) -> None:
+        """`gamma` and `theta` are estimated, unless they are given; with theta = 0 entries do not move the model."""
+        super().__init__()
+        self._fixed_gamma, self._fixed_theta = _checked("gamma", gamma), _checked("theta", theta)
+        self.gamma = _FIRST_GAMMA if gamma is None else gamma
+        """How far a delta changes when its base does, for the next step."""
+        self.theta = 0.0 if theta is None else theta
+        """How much of the difference between the mean entry and its own is added to an update, in the next step."""
+
+    def begin(self, versions: Versions, sizes: NDArray[np.float64], *, memory_mb: float) -> None:
+        """Begin without an entry."""
+        super().begin(versions, sizes, memory_mb=memory_mb)
+        self._base = np.zeros(len(sizes), dtype=np.int64)  # the version that an entry was trained from
+        self._base_sum = torch.zeros_like(self._sum)  # of n_k times that version's model, of who is present
+        self._slope, self._fit = np.zeros(2), np.zeros(2)  # numerators and denominators of gamma and of theta
+
+    def keep(self, updates: Updates) -> None:
+        """Entries of these clients := what their training changed, and the versions that they started from."""
+        for some in each_client_once(updates):
+            clients, share = some.client, self._shares()[some.client]
+            known = self._has_row[clients]
+            replaced = np.append(some.base, self._base[clients[known]])
+            self._add_bases(replaced, np.append(share, -share[known]))
+            self._base[clients] = some.base
+            super().keep(some)
+
+    def references(self) -> set[int]:
+        """The versions that entries were trained from."""
+        return set(np.unique(self._base[self._has_row]).tolist())
+
+    def _direction(self, step: Step) -> tuple[Tensor, float]:
+        mean, direction = self._mean_entry(), torch.zeros_like(self._sum)
+        tally = _Tally.like(direction[: self.versions.trained])
+        for part in step.updates:
+            for some in each_client_once(part):
+                self._add_fresh(some, direction)
+                self._compare(some.part(some.picked & self._has_row[some.client]), direction, tally)
+                self.keep(some)
+        direction[: self.versions.trained].add_(mean, alpha=self.theta * tally.weight)
+        self._estimate(tally)
+        return direction, 1.0
+
+    def _mean_entry(self) -> Tensor:
+        """H, of the trained numbers; zero without entries."""
+        trained, whole = self.versions.trained, float(self._shares()[self._has_row].sum())
+        if not whole:
+            return torch.zeros_like(self._sum[:trained])
+        mean = torch.add(self._sum[:trained], self._base_sum[:trained], alpha=self.gamma).div_(whole)
+        return mean.sub_(self.versions.model[:trained], alpha=self.gamma)
+
+    def _add_fresh(self, updates: Updates, direction: Tensor) -> None:
+        """Add a_i u_i, and a_i (x_i - w) in the buffers."""
+        model, trained = self.versions.model, self.versions.trained
+        for rows, columns in blocks(len(updates), model[:trained]):
+            moved = self._moved(updates.deltas_in(rows, columns), updates.start[rows, columns], columns)
+            direction[columns].add_(weighted(updates.weight[rows], moved))
+        if trained < len(model):
+            direction[trained:].add_(weighted(updates.weight, updates.rows[:, trained:] - model[trained:]))
+
+    def _moved(self, deltas: Tensor, bases: Tensor, columns: slice) -> Tensor:
+        """What these deltas would be from where the model is now."""
+        return torch.add(deltas, bases - self.versions.model[columns], alpha=self.gamma)
+
+    def _compare(self, updates: Updates, direction: Tensor, tally: _Tally) -> None:
+        """Subtract theta a_i e_i, and sum up what gamma and theta are estimated from. All clients have an entry."""
+        clients = updates.client
+        if not len(clients):
+            return
+        entries, bases = self._entries_and_bases(clients)
+        share = torch.from_numpy(self._shares()[clients] * self._one_over_n()).to(updates.rows)[:, None]
+        for rows, columns in blocks(len(updates), direction[: self.versions.trained]):
+            delta, start = updates.deltas_in(rows, columns), updates.start[rows, columns]
+            entry, base = _cut(entries, rows, columns), _cut(bases, rows, columns)
+            fresh, old = self._moved(delta, start, columns), self._moved(entry, base, columns)
+            direction[columns].sub_(weighted(updates.weight[rows], old), alpha=self.theta)
+            tally.add(fresh, old, columns)
+            apart = start - base
+            tally.products[0] -= _dot(share[rows] * apart, delta - entry)
+            tally.products[1] += _dot(share[rows] * apart, apart)
+        tally.count += len(clients)
+        tally.pairs += int(np.count_nonzero(updates.base != self._base[clients]))
+        tally.weight += float(updates.weight.sum())
+
+    def _entries_and_bases(self, clients: Ids) -> tuple[_Rows, _Rows]:
+        """The entries of these clients, and the models that they were trained from; long rows are not copied."""
+        base = self._base[clients]
+        if are_stacked(self._sum):
+            return self._rows_of(clients), self.versions.rows(base)
+        return self._views_of(clients), [self.versions[version] for version in base.tolist()]
+
+    def _estimate(self, tally: _Tally) -> None:
+        """Gamma and theta for the next step."""
+        products = tally.products.cpu().numpy()
+        if tally.pairs and self._fixed_gamma is None:
+            memory = max(int(np.count_nonzero(self._active)), _LEAST_MEMORY)
+            self._slope = (1 - 1 / memory) ** tally.pairs * self._slope + products[:2]
+            self.gamma = _ratio(self._slope, self.gamma)
+        if tally.count > 1 and self._fixed_theta is None:
+            means = torch.stack([tally.fresh @ tally.old, tally.old @ tally.old]).cpu().numpy() / tally.count
+            self._fit = _KEPT_PER_STEP * self._fit + products[2:] - means
+            self.theta = _ratio(self._fit, self.theta)
+
+    # -- the sum of bases --------------------------------------------------------------------------------------------
+
+    def _add_bases(self, versions: Ids, weight: NDArray[np.float64]) -> None:
+        """Add the models of these versions to the sum of bases, so many times each."""
+        distinct, group = np.unique(versions, return_inverse=True)
+        together = np.bincount(group, weights=weight, minlength=len(distinct))
+        for version, times in zip(distinct.tolist(), together.tolist(), strict=True):
+            self._base_sum.add_(self.versions[version], alpha=times)
+
+    def _reweigh(self, clients: Ids, change: NDArray[np.float64]) -> None:
+        super()._reweigh(clients, change)
+        self._add_bases(self._base[clients], change[clients])
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        known = np.flatnonzero(self._has_row)
+        self._base_sum.zero_()
+        self._add_bases(self._base[known], self._shares()[known])
+
+    def _make_room(self, count: int) -> None:
+        self._base = np.append(self._base, np.zeros(max(0, count - len(self._base)), dtype=np.int64))
+        super()._make_room(count)
+
+    # -- to be continued later ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Also the bases of entries, their sum, and the estimates with what they come from."""
+        return super().state() | {
+            "base": torch.from_numpy(self._base.copy()),
+            "base_sum": self._base_sum.to("cpu", copy=True),
+            "estimates": torch.tensor([self.gamma, self.theta, *self._slope, *self._fit], dtype=torch.float64),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`."""
+        super().restore(state)
+        self._base = state["base"].numpy().copy()
+        self._base_sum = state["base_sum"].to(self._base_sum.device, copy=True)
+        self.gamma, self.theta, *sums = state["estimates"].tolist()
+        self._slope, self._fit = np.array(sums[:2]), np.array(sums[2:])
+
+
+def _checked(name: str, share: float | None) -> float | None:
+    if share is not None and not 0 <= share <= 1:
+        raise SafaError(f"{name} must be from 0 to 1, or left out to be estimated, not {share!r}")
+    return share
+
+
+def _cut(rows: _Rows, some: slice, columns: slice) -> Tensor:
+    """Some rows and columns."""
+    return rows[some, columns] if isinstance(rows, Tensor) else torch.stack([row[columns] for row in rows[some]])
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of the inner products of every row of one with that of the other."""
+    return torch.dot(one.flatten(), other.flatten())
+
+
+def _ratio(parts: NDArray[np.float64], otherwise: float) -> float:
+    """Numerator by denominator, between 0 and 1; `otherwise` where there is nothing to divide by."""
+    return float(np.clip(parts[0] / parts[1], 0.0, 1.0)) if parts[1] > 0 else otherwise

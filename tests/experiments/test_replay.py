@@ -38,7 +38,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass"]
+    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass", "fedsecant"]
 )
 def test_a_replay_gives_the_same_model_to_the_bit(protocol: str) -> None:
     run = run_of(protocol=protocol, partition="dirichlet:0.5", seed=3)

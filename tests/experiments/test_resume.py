@@ -36,7 +36,7 @@ def test_twenty_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass"]
+    "protocol", ["safa", "fedavg", "fedcs", "local", "fedasync", "fedbuff", "timelyfl", "fedcompass", "fedsecant"]
 )
 @pytest.mark.parametrize("stop", [1, 7, 12])
 def test_every_protocol_is_resumed_where_it_was(protocol: str, stop: int, tmp_path: Path) -> None:

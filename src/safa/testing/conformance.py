@@ -51,7 +51,9 @@ def check_splitting(make: Make, *, seed: int, rounds: int = 5) -> None:
     one_by_one, in_batches = make(sizes), make(sizes)
     done = [_run_round(one_by_one, rng) for _ in range(rounds)]
     for this, following in zip(done, [*done[1:], None], strict=True):
-        in_batches.open_round(now=this.opened_s, draws=this.draws, expected_s=this.estimates)
+        in_batches.open_round(
+            now=this.opened_s, draws=this.draws, expected_s=this.estimates, fixed_s=this.estimates / 4
+        )
         too_much = this.events if following is None else Events.concatenate([this.events, following.events])
         taken = 0
         for part in _pieces(too_much, rng):
@@ -177,7 +179,7 @@ def _open_round(protocol: Protocol, rng: np.random.Generator) -> tuple[Dispatch,
     opened_s = max(protocol.now, 0.0) + float(rng.integers(0, 2))
     draws = rng.random(protocol.clients)
     estimates = rng.exponential(10.0, protocol.clients)
-    dispatch = protocol.open_round(now=opened_s, draws=draws, expected_s=estimates)
+    dispatch = protocol.open_round(now=opened_s, draws=draws, expected_s=estimates, fixed_s=estimates / 4)
     return dispatch, opened_s, draws, estimates
 
 

@@ -355,6 +355,17 @@ def test_a_folder_of_something_else_and_stages_out_of_order_are_refused(plan: Pl
     assert [world.name for world in plan.chosen(["f*"])] == ["far"]
 
 
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(planned(tmp_path))
+    assert main(["arena", str(tmp_path / "nothing.toml")]) == 2
+    assert main(["arena", file, "--out", str(tmp_path / "out"), "--stage", "tun"]) == 2
+    assert main(["arena", file, "--out", str(tmp_path / "out"), "--workers", "0"]) == 2
+    missing, stage, workers = capsys.readouterr().err.splitlines()
+    assert missing == f"safa: cannot read {tmp_path / 'nothing.toml'}: No such file or directory"
+    assert stage == "safa: there is no stage 'tun' (did you mean tune?); there are tune, judge, report"
+    assert workers == "safa: workers must be at least 1, not 0"
+
+
 def test_worlds_can_be_made_one_by_one(plan: Plan, made: Arena, tmp_path: Path) -> None:
     arena = Arena(plan, tmp_path / "out")
     arena.run(plan.chosen(["far"]), ("tune",), LocalEngine())

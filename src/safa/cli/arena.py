@@ -28,7 +28,10 @@ def add(commands: Any) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="the plan; docs/arena.md says what is in it")
     parser.add_argument("--out", metavar="DIR", help="the folder of the results (default: runs/arena-PLAN)")
     parser.add_argument(
-        "--stage", metavar="|".join(STAGES), choices=STAGES, help="do this only (default: all, in order)"
+        "--stage",
+        metavar="STAGE",
+        choices=STAGES,
+        help=f"do this only: {', '.join(STAGES)} (default: all, in order)",
     )
     parser.add_argument(
         "--worlds", metavar="NAME,...", default="", help="these worlds of the plan only; names may have wildcards, as *"

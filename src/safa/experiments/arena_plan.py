@@ -149,9 +149,9 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Self:
         """The plan in a file."""
+        with reading(path):
+            text = path.read_bytes()
         try:
-            with reading(path):
-                text = path.read_bytes()
             found = tomllib.loads(text.decode())
         except (ValueError, RecursionError) as error:
             raise SafaError(f"{path} is not a plan: {error}") from None

@@ -32,7 +32,7 @@ def test_a_record_is_a_version_and_an_update_counts_the_less_the_staler_it_is() 
         record = protocol.close_round(now=number + 0.5)
         assert (record.version, record.ended_by) == (number + 1, EndedBy.QUOTA)
     assert record.base.tolist() == [1, 0]  # 0 was answered before its own update was in a version
-    assert record.weight.tolist() == pytest.approx([0.5 / 2**0.5, 0.5 / 3**0.5])
+    assert record.weight.tolist() == pytest.approx([0.5 / 2**0.25, 0.5 / 3**0.25])
 
 
 def test_a_buffer_that_is_not_full_stays_also_where_clients_leave() -> None:

@@ -176,12 +176,14 @@ class FedAsyncServer(Server):
 class FedBuffServer(FedAsyncServer):
     """Every K-th arrival makes a version."""
 
+    exponent = 0.5
+
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         super().__init__(settings, fleet)
         self.k, self.step, self.buffer = settings.buffer_size, settings.server_lr, 0
 
     def weight(self, k: int, base: int) -> float:
-        return float(self.step / self.k * stale(self.version - base, 0.5))
+        return float(self.step / self.k * stale(self.version - base, self.exponent))
 
     def arrive(self, k: int, base: int) -> str:
         self.arrived += 1
@@ -193,6 +195,8 @@ class FedBuffServer(FedAsyncServer):
 
 class FedSecantServer(FedBuffServer):
     """FedBuff with K = sqrt(m), which is the record's quota, too."""
+
+    exponent = 0.25
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         super().__init__(settings, fleet)

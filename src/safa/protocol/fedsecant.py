@@ -2,8 +2,9 @@
 
 Every client is always at work, none is refused, abandoned or made to start over, and one that commits is sent the
 latest model at once. A version is made of K = max(2, ceil(sqrt(m))) updates, in which an update counts
-(1 + lag)^-1/2 / K; a record is closed every K updates, so that there is no C to set. A client that would take longer
-than three times the median client's time is asked for less work, so that no entry gets very old.
+(1 + lag)^-1/4 / K; a record is closed every K updates, so that there is no C to set. A client that would take longer
+than three times the median client's time is asked for less work, so that no entry gets very old. FedBuff's exponent is
+1/2; a stale update that has been moved to where the model is now is worth more.
 
 What is remembered, and how an old entry is brought to where the model is now, is the aggregator's part (`secant`).
 """
@@ -15,6 +16,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safa.protocol.continuous import Staleness
 from safa.protocol.events import Dispatch
 from safa.protocol.fedbuff import FedBuff
 
@@ -29,6 +31,7 @@ class FedSecant(FedBuff):
 
     def __init__(self, sizes: ArrayLike, *, round_limit_s: float = math.inf) -> None:
         super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
+        self.staleness = Staleness("polynomial", 0.25, 0.0, 0.0)
 
     @property
     def aggregator(self) -> str:

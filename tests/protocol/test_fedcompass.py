@@ -95,7 +95,11 @@ def test_a_client_that_nobody_knows_is_answered_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"step_ratio": 0.0}, "step_ratio must be above 0"), ({"late_factor": 0.9}, "late_factor must be at least 1")],
+    [
+        ({"step_ratio": 0.0}, "step_ratio must be above 0"),
+        ({"late_factor": 0.9}, "late_factor must be at least 1"),
+        ({"server_lr": 0.0}, "server_lr must be above 0"),
+    ],
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(SafaError, match=message):

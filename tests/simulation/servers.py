@@ -260,7 +260,7 @@ class FedCompassServer(FedAsyncServer):
         return share
 
     def weight(self, k: int, base: int) -> float:
-        return float(self.sizes[k] / sum(self.sizes) * stale(self.version - base, 0.5))
+        return float(self.settings.server_lr * (self.sizes[k] / sum(self.sizes)) * stale(self.version - base, 0.5))
 
     def arrive(self, k: int, base: int) -> str:
         self.arrived += 1

@@ -42,6 +42,7 @@ worlds = st.fixed_dictionaries(
         "work_cap": st.sampled_from(["auto", 0.0, 0.5, 1.5]),
         "normalise_work": st.booleans(),
         "interval_share": st.sampled_from([0.2, 0.5, 1.0]),
+        "server_lr": st.sampled_from([1.0, 0.3]),
         "step_ratio": st.sampled_from([0.1, 0.5, 1.0]),
         "late_factor": st.sampled_from([1.0, 1.2, 3.0]),
         "round_limit_s": st.sampled_from([150.0, 400.0, 5600.0]),

@@ -4,7 +4,8 @@ A client that begins joins the group in whose time it can do most of its work, a
 there is none, it begins a group of its own: its work is such that the group arrives about when the fastest client of
 another group could be back from its next attempt, or all of it. A client that is early waits. The group is over when
 its last client has arrived, or `late_factor` (lambda) times the group's time has passed: a version is made, and those
-who waited are sent it together. One that comes later is answered at once. A change counts n_k/n * (1 + lag)^-1/2.
+who waited are sent it together. One that comes later is answered at once. A change counts
+server_lr * n_k/n * (1 + lag)^-1/2; with the paper's server_lr of 1, all clients together make one full step.
 
 Where this differs from that paper: every change goes into the version that is made next, whichever group makes it,
 and not into that of its own group only, because a record says of every update what it goes into. Nobody is woken when
@@ -42,6 +43,7 @@ class FedCompass(Continuous):
         fraction: float,
         step_ratio: float = 0.2,
         late_factor: float = 1.2,
+        server_lr: float = 1.0,
         round_limit_s: float = math.inf,
     ) -> None:
         """`step_ratio` is Qmin/Qmax, the least share of its work that a client is asked for; `late_factor` lambda."""
@@ -49,7 +51,9 @@ class FedCompass(Continuous):
             raise SafaError(f"step_ratio must be above 0 and at most 1, not {step_ratio}")
         if not late_factor >= 1:
             raise SafaError(f"late_factor must be at least 1, not {late_factor}")
-        self.step_ratio, self.late_factor = step_ratio, late_factor
+        if not server_lr > 0:
+            raise SafaError(f"server_lr must be above 0, not {server_lr}")
+        self.step_ratio, self.late_factor, self.server_lr = step_ratio, late_factor, server_lr
         self.staleness = Staleness("polynomial", 0.5, 0.0, 0.0)
         self._due_s = np.empty(0)  # when its group is to arrive: clients with the same time are a group
         self._latest_s = np.empty(0)  # when its group is over
@@ -77,7 +81,8 @@ class FedCompass(Continuous):
         return released
 
     def _merge(self, clients: Ids, bases: Ids) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        weight = self.sizes[clients] / self.sizes[self.active].sum() * self.staleness(self.version - bases)
+        share = self.sizes[clients] / self.sizes[self.active].sum()
+        weight = self.server_lr * share * self.staleness(self.version - bases)
         return weight, np.full(len(clients), self.version + 1), bases
 
     def _release(self) -> Ids:

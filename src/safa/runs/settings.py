@@ -200,7 +200,9 @@ class Settings:
         4.0, "b, the lag up to which hinge staleness discounts nothing", group=_OTHERS, least=0, needs=_HINGE
     )
     buffer_size: int = option(10, "K: how many updates FedBuff merges at a time", group=_OTHERS, least=1)
-    server_lr: float = option(1.0, "the step size of FedBuff's server", group=_OTHERS, above=0, below=math.inf)
+    server_lr: float = option(
+        1.0, "the step size of FedBuff's and FedCompass's server", group=_OTHERS, above=0, below=math.inf
+    )
     interval_share: float = option(
         0.5, "k/n of TimelyFL: the share of the clients drawn that have the time for all their work", group=_OTHERS,
         above=0, most=1,

@@ -55,7 +55,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(worlds, st.booleans())
 def test_the_fast_simulation_equals_the_slow_one(world: dict[str, Any], sparing: bool) -> None:
     setting = replace(Settings.of("mnist"), **world)  # some have no effect with some protocols
@@ -74,7 +74,7 @@ returning_worlds = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(worlds, returning_worlds, st.booleans())
 def test_the_fast_simulation_of_returns_equals_the_slow_one(
     world: dict[str, Any], returning: dict[str, Any], sparing: bool
@@ -84,7 +84,7 @@ def test_the_fast_simulation_of_returns_equals_the_slow_one(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds, returning_worlds, st.integers(0, 1000), st.booleans())
 def test_returns_and_times_online_equal_the_slow_simulation(
     world: dict[str, Any], returning: dict[str, Any], drawn: int, repeats: bool

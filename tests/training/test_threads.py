@@ -18,14 +18,14 @@ from safa.runs.settings import Settings
 from safa.training import torch_threads
 from tests.experiments.kill_and_resume import RESULTS
 
-RUN = ("run", "digits", "--rounds", "2", "--epochs", "1", "--checkpoint-every", "1", "--quiet")
+RUN = ("run", "digits", "--rounds", "2", "--epochs", "1", "--trainer", "batched", "--checkpoint-every", "1", "--quiet")
 STOPPED = """
 import sys
 from pathlib import Path
 from safa.experiments.simulate import Experiment, run_to_end
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
-experiment = Experiment(Settings.of("digits", rounds=2, epochs=1, checkpoint_every=1))
+experiment = Experiment(Settings.of("digits", rounds=2, epochs=1, trainer="batched", checkpoint_every=1))
 rounds = run_to_end(experiment, RunWriter.begin(Path(sys.argv[1]), experiment.settings))
 next(rounds)
 next(rounds)  # the first checkpoint is written before the second round

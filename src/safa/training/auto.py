@@ -82,7 +82,7 @@ def _kinds(device: torch.device) -> list[str]:
     # A thread that computes while a process is forked can leave a lock behind in it for ever: not beside other threads.
     is_alone = threading.active_count() == 1 and not is_beside_grpc()
     forks = can_fork(device) and is_alone and torch.get_num_threads() > 1
-    return ["batched", "threads", *(["processes"] if forks else []), "serial"]
+    return ["batched", "processes" if forks else "threads", "serial"]
 
 
 def _is_busy() -> bool:

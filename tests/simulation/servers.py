@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ class Estimates:
         return self.links_s[k] + share * (self.full_s[k] - self.links_s[k]) if share < 1 else self.full_s[k]
 
 
-class Server:
+class Server(ABC):
     """What the servers have in common."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
@@ -54,9 +55,9 @@ class Server:
         self.version = 0
         self.now = 0.0
 
+    @abstractmethod
     def open(self, t: int) -> tuple[list[int], list[int], list[int]]:
         """Who is sent the model, who continues, and who of the former is deprecated."""
-        raise NotImplementedError
 
     def deadline(self, opened_s: float) -> float:
         return opened_s + self.settings.round_limit_s
@@ -72,8 +73,9 @@ class Server:
         """What an update counts that arrives now."""
         return math.nan
 
+    @abstractmethod
     def arrive(self, k: int, base: int) -> str:
-        raise NotImplementedError
+        """What becomes of an update that arrives now."""
 
     def answer(self, k: int) -> list[int]:
         """Who is sent the latest model because of this arrival."""

@@ -23,10 +23,10 @@ class FedStale(UpdateCache):
     """w := w + A * (sum over all present j of c_j beta h_j + sum over participants i of c_i (D_i - beta h_i) / p_i).
 
     Then h_i := D_i. h are the entries, c_j = n_j/n (the paper: all alike), and p_i is how often client i takes part:
-    its updates so far by the steps since it came, as the paper does where it does not know p_i. With beta = 0 entries
-    do not count, with beta = 1 and equal p_i it is FedVARP. What is not in the paper, whose rounds are synchronous: A
-    is server_step times the sum of the record's weights, which is 1 with FedAvg and holds FedBuff's staleness and step
-    size; and a client may take part several times in a step, when each update is compared with the one before it.
+    its updates so far by the steps since it came. With beta = 0 entries do not count, with beta = 1 and equal p_i it is
+    FedVARP. What is not in the paper, whose rounds are synchronous: A is server_step times the sum of the record's
+    weights, which is 1 with FedAvg and holds FedBuff's staleness and step size; and a client may take part several
+    times in a step, when each update is compared with the one before it.
     """
 
     name = "fedstale"

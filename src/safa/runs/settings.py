@@ -261,7 +261,7 @@ class Settings:
     trainer: str = option(
         "auto", "batched: many clients as one computation; threads: side by side on the cores; processes: likewise, in "
         "processes, on Linux; serial: one after the other, the oracle; ray: batched, on the machines of a Ray cluster; "
-        "auto: the fastest of the first four here, by a short measurement", group=_LEARN,
+        "auto: the fastest here of batched, processes (or threads) and serial, by a short measurement", group=_LEARN,
         choices=TRAINERS,
     )  # fmt: skip
     device: str = option("cpu", "where to train: cpu or cuda", group=_LEARN)

@@ -26,8 +26,8 @@ Row = NDArray[np.float64]
 class Literal:
     """The rule in the docstring of the module, step by step."""
 
-    def __init__(self, gamma: float | None = None, theta: float | None = None) -> None:
-        self.fixed = gamma, theta
+    def __init__(self, gamma: float | None = None, theta: float | None = None, one_gamma: bool = False) -> None:
+        self.fixed = gamma, theta, one_gamma
         self.gamma: Row | float = 0.5 if gamma is None else gamma
         self.theta = theta or 0.0
         self.entry: dict[int, tuple[Row, Row, int]] = {}  # delta, base and its version
@@ -69,7 +69,8 @@ class Literal:
     def estimate(self, slope: Row, pairs: int, us: list[Row], es: list[Row], clients: int) -> None:
         if pairs and self.fixed[0] is None:
             self.slope = (1 - 1 / max(clients, 10)) ** pairs * self.slope + slope
-            upper, lower = self.slope + self.slope.mean(1, keepdims=True)
+            means = self.slope.mean(1, keepdims=True)
+            upper, lower = means if self.fixed[2] else self.slope + means
             self.gamma = np.clip(upper / lower, 0, 1)
         if len(us) > 1 and self.fixed[1] is None:
             u, e = np.array(us) - np.mean(us, 0), np.array(es) - np.mean(es, 0)
@@ -87,6 +88,11 @@ def test_secant_keeps_the_contract_and_its_rule() -> None:
 def test_either_estimate_can_be_replaced_by_a_number(gamma: float | None, theta: float | None) -> None:
     for seed in range(2):
         check_formula(lambda: Secant(gamma=gamma, theta=theta), Literal(gamma, theta), seed=seed)
+
+
+def test_one_slope_for_all_numbers() -> None:
+    for seed in range(2):
+        check_formula(lambda: Secant(one_gamma=True), Literal(one_gamma=True), seed=seed)
 
 
 Train = Callable[[int, Tensor], Tensor]

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -212,6 +213,7 @@ def test_an_arena_that_is_stopped_anywhere_comes_to_the_same_bytes(plan: Plan, m
 
 KILLED = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from safa.experiments.arena import Arena
 from safa.experiments.arena_plan import Plan
@@ -493,8 +495,23 @@ def test_tables_that_are_no_tables_are_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+def _own_plan(name: str) -> Plan:
+    return Plan.read(Path(sys.modules[Plan.__module__].__file__ or "").with_name(name))
+
+
+def test_the_ablation_switches_off_parts_in_worlds_of_the_arena() -> None:
+    plan, arena = _own_plan("ablation.toml"), _own_plan("arena.toml")
+    assert len(plan.worlds) == 4
+    for name, world in plan.worlds.items():
+        assert (
+            replace(world, name=f"cpu-{name}", seeds=arena.worlds[f"cpu-{name}"].seeds) == arena.worlds[f"cpu-{name}"]
+        )
+        assert len(set(world.seeds) - set(arena.worlds[f"cpu-{name}"].seeds)) == 10
+    assert {entry.settings["protocol"] for entry in plan.entries.values()} == {"fedsecant"}
+
+
 def test_the_plan_that_comes_with_the_package_can_be_read() -> None:
-    plan = Plan.read(Path(sys.modules[Plan.__module__].__file__ or "").with_name("arena.toml"))
+    plan = _own_plan("arena.toml")
     assert len([name for name in plan.worlds if name.startswith("cpu-")]) >= 12
     assert all(len(world.seeds) >= (3 if "device" in world.settings else 10) for world in plan.worlds.values())
     assert {len(world.rates) for world in plan.worlds.values()} == {4}

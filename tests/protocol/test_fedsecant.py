@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from safa import Settings, run_rounds
+from safa.errors import SafaError
 from safa.protocol import FedSecant
 from safa.protocol.records import EndedBy, Verdict
 from safa.protocol.registry import parameters
@@ -19,9 +22,18 @@ def test_a_version_is_made_of_the_square_root_of_the_clients(clients: int, buffe
     assert protocol.quota == protocol.buffer_size == buffer
 
 
-def test_there_is_nothing_to_set_but_the_time_limit() -> None:
-    assert list(parameters(FedSecant)) == ["round_limit_s"]
+def test_nothing_has_to_be_set() -> None:
+    assert {name: given.default for name, given in parameters(FedSecant).items()} == {
+        "exponent": 0.25,
+        "round_limit_s": math.inf,
+    }
     assert FedSecant([1]).aggregator == "secant"
+
+
+@pytest.mark.parametrize("exponent", [-0.1, math.inf, math.nan])
+def test_an_exponent_that_is_no_discount_is_refused(exponent: float) -> None:
+    with pytest.raises(SafaError, match="exponent must be a number, at least 0, not"):
+        FedSecant([1], exponent=exponent)
 
 
 def test_a_record_is_a_version_and_an_update_counts_the_less_the_staler_it_is() -> None:

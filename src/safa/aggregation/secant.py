@@ -92,9 +92,13 @@ class Secant(UpdateCache):
     name = "secant"
     rules = frozenset({Rule.AVERAGE, Rule.DELTA})
 
-    def __init__(self, *, gamma: float | None = None, theta: float | None = None) -> None:
-        """`gamma` and `theta` are estimated, unless they are given; with theta = 0 entries do not move the model."""
+    def __init__(self, *, gamma: float | None = None, theta: float | None = None, one_gamma: bool = False) -> None:
+        """`gamma` and `theta` are estimated, unless they are given; with theta = 0 entries do not move the model.
+
+        With `one_gamma` it is N / Q for all numbers of the model.
+        """
         super().__init__()
+        self._one_gamma = one_gamma
         self._fixed_gamma, self._fixed_theta = _checked("gamma", gamma), _checked("theta", theta)
         self.theta = 0.0 if theta is None else theta
         """How much of the difference between the mean entry and its own is added to an update, in the next step."""
@@ -202,7 +206,8 @@ class Secant(UpdateCache):
 
     def _slope_gamma(self) -> Tensor:
         """Gamma by number; as it was where no base has moved."""
-        upper, lower = self._slope + self._slope.mean(1, keepdim=True)
+        means = self._slope.mean(1, keepdim=True)
+        upper, lower = means.expand_as(self._slope) if self._one_gamma else self._slope + means
         return torch.where(lower > 0, upper / lower, self._gamma.double()).clamp_(0.0, 1.0).to(self._gamma)
 
     # -- the sum of bases --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safa.errors import SafaError
 from safa.protocol.continuous import Staleness
 from safa.protocol.events import Dispatch
 from safa.protocol.fedbuff import FedBuff
@@ -29,9 +30,12 @@ class FedSecant(FedBuff):
     name = "fedsecant"
     work_cap = 3.0
 
-    def __init__(self, sizes: ArrayLike, *, round_limit_s: float = math.inf) -> None:
+    def __init__(self, sizes: ArrayLike, *, exponent: float = 0.25, round_limit_s: float = math.inf) -> None:
+        """An update counts (1 + lag)^-exponent / K."""
+        if not 0 <= exponent < math.inf:
+            raise SafaError(f"exponent must be a number, at least 0, not {exponent}")
         super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
-        self.staleness = Staleness("polynomial", 0.25, 0.0, 0.0)
+        self.staleness = Staleness("polynomial", exponent, 0.0, 0.0)
 
     @property
     def aggregator(self) -> str:

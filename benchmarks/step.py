@@ -38,11 +38,11 @@ def step_ms(clients: int, *, tf32: bool, compiled: bool, repeats: int = 6) -> fl
     found = []
     for _ in range(repeats):
         began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()  # type: ignore[no-untyped-call]
+        began.record()
         trainer.train(everyone, start, epochs=EPOCHS)
-        ended.record()  # type: ignore[no-untyped-call]
+        ended.record()
         torch.cuda.synchronize()
-        found.append(began.elapsed_time(ended) / (EPOCHS * STEPS))  # type: ignore[no-untyped-call]
+        found.append(began.elapsed_time(ended) / (EPOCHS * STEPS))
     return float(min(found))
 
 

@@ -16,6 +16,7 @@ from safa.aggregation.buffer import Buffer
 from safa.aggregation.mean import Mean
 from safa.aggregation.mixing import Mixing
 from safa.aggregation.own_models import OwnModels
+from safa.aggregation.secant import Secant
 from safa.errors import SafaError
 from safa.protocol.records import Rule
 
@@ -89,6 +90,9 @@ def test_an_aggregator_of_this_package_is_built_by_its_name() -> None:
     for nonsense in ("x", True, [0.5]):
         with pytest.raises(SafaError, match=r"gamma must be a number, not "):
             registry.build("secant", {}, {"gamma": nonsense})
+    with pytest.raises(SafaError, match=r"one_gamma must be true or false, not 1"):
+        registry.build("secant", {}, {"one_gamma": 1})
+    assert isinstance(registry.build("secant", {}, {"one_gamma": True, "theta": 1}), Secant)
 
 
 @pytest.mark.usefixtures("_elsewhere")

@@ -80,7 +80,8 @@ class Literal:
 
 @pytest.mark.slow
 def test_secant_keeps_the_contract_and_its_rule() -> None:
-    wrong = [partial(Secant, **{name: value}) for name in ("gamma", "theta") for value in (-0.1, 1.1, float("nan"))]
+    made = (partial(Secant, gamma=number) for number in (-0.1, 1.1, float("nan")))
+    wrong = [*made, *(partial(Secant, theta=number) for number in (-0.1, 1.1, float("nan")))]
     check_aggregator(Secant, naive=Literal(), refused=wrong, scripts=4)
 
 

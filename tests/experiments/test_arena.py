@@ -296,6 +296,7 @@ def test_numpy_and_torch_are_enough(made: Arena, tmp_path: Path) -> None:
         ("tuning_seeds = [0, 1]", "tuning_seeds = [0, 11]", "judged on fresh seeds, but 11 is a seed for tuning, too"),
         ("tuning_seeds = [0, 1]", "tuning_seeds = [0, 0]", "tuning_seeds must be different whole numbers"),
         ("tuning_seeds = [0, 1]", "tuning_seeds = []", "must be a list with values"),
+        ("horizon_s = 500", "horizon_s = 500\ntuning_seeds = [5, 11]", "but 11 is a seed for tuning, too"),
         ('baselines = ["buffer"', 'baselines = ["bufer"', r"no 'bufer' in the plan \(did you mean buffer\?\)"),
         ('equal = [["near", "far"]]', 'equal = [["near", "of"]]', "no 'of' in the plan"),
         ("held = 0.01", "hold = 0.01", "targets has no 'hold'"),
@@ -382,7 +383,7 @@ def test_worlds_can_be_made_one_by_one(plan: Plan, made: Arena, tmp_path: Path) 
 
 def standing(plan: Plan, *texts: str, other: str = "") -> tuple[Standing, Standing]:
     """Two protocols with these curves, a seed each."""
-    world = World("made", "boston", {}, 100.0, [0.1, 0.2], [0, 1])
+    world = World("made", "boston", {}, 100.0, [0.1, 0.2], [7], [0, 1])
     choices = {"a": Choice("a", 0.1), "b": Choice("b", 0.1)}
     tuned = Tuned(world, [0.5, 0.8], choices, 2)
     curves = {"a": texts, "b": other.split("|")}
@@ -497,6 +498,12 @@ def test_tables_that_are_no_tables_are_refused(tmp_path: Path) -> None:
 
 def _own_plan(name: str) -> Plan:
     return Plan.read(Path(sys.modules[Plan.__module__].__file__ or "").with_name(name))
+
+
+def test_a_world_may_have_tuning_seeds_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.replace("horizon_s = 500", "horizon_s = 500\ntuning_seeds = [7]"))
+    assert [list(world.tuning_seeds) for world in Plan.read(path).worlds.values()] == [[7], [0, 1]]
 
 
 def test_the_ablation_switches_off_parts_in_worlds_of_the_arena() -> None:

@@ -158,7 +158,7 @@ def build(name: str, settings: Mapping[str, Any], options: Mapping[str, Any] | N
     cls = find(name)
     given = _given(name, cls, settings, options or {})
     if is_own(cls):
-        _check_numbers(options or {})
+        _check_numbers(cls, options or {})
     try:
         return cls(**given)
     except (TypeError, ValueError) as wrong:
@@ -219,10 +219,13 @@ def _given(name: str, cls: type[Aggregator], settings: Mapping[str, Any], option
     return given
 
 
-def _check_numbers(options: Mapping[str, Any]) -> None:
-    """Complain about anything else: all parameters of this package's aggregators are numbers."""
+def _check_numbers(cls: type[Aggregator], options: Mapping[str, Any]) -> None:
+    """Complain about anything else: parameters of this package's aggregators are numbers, or true or false."""
     for key, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(parameters(cls)[key].default, bool):
+            if not isinstance(value, bool):
+                raise SafaError(f"{key} must be true or false, not {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
             raise SafaError(f"{key} must be a number, not {value!r}")
 
 

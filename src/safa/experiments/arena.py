@@ -106,7 +106,7 @@ class Arena:
 
     def tune(self, world: World, engine: Engine | None = None) -> Tuned:
         """Tune all protocols in a world. Without an engine, what is there is read, and must be complete."""
-        seeds = self.plan.tuning_seeds
+        seeds = world.tuning_seeds
         runs = self._runs(world, "rates", self.plan.first_choices(world), seeds, engine)
         targets = list(world.targets) or self._targets(world, runs)
         best = _best(world, targets, self.plan.targets.held, runs)

@@ -28,6 +28,7 @@ __all__ = ["FORMAT", "Choice", "Entry", "Plan", "Targets", "Win", "World"]
 
 FORMAT = "safa arena 1"
 _SETTINGS = {item.name for item in fields(Settings)}
+_SEEDS = ("tuning_seeds", "judging_seeds")
 _ROUNDS = 10_000_000  # more than fit into any horizon: it is the time that ends a run
 
 
@@ -68,8 +69,10 @@ class World:
     settings: Mapping[str, Any]
     horizon_s: float
     rates: Sequence[float]
+    tuning_seeds: Sequence[int]
+    """The seeds on which protocols are tuned,"""
     seeds: Sequence[int]
-    """The seeds on which protocols are judged."""
+    """and those on which they are judged."""
     targets: Sequence[float] = ()
     """Values of the main metric; empty: by the rule of the plan."""
 
@@ -137,7 +140,6 @@ class Plan:
     """A checksum of everything that it says; comments and layout do not count."""
     worlds: Mapping[str, World]
     entries: Mapping[str, Entry]
-    tuning_seeds: Sequence[int]
     targets: Targets
     baselines: Sequence[str]
     win: Win | None = None
@@ -166,14 +168,13 @@ class Plan:
     def _of(cls, found: dict[str, Any]) -> Self:
         top = _Table("the plan", found)
         settings = top.take("settings", dict, {})
-        seeds = _seeds("judging_seeds", top.take("judging_seeds", list))
+        seeds = {name: _seeds(name, top.take(name, list)) for name in _SEEDS}
         worlds = {name: _world(name, table, seeds) for name, table in top.take("worlds", dict).items()}
         entries = {name: _entry(name, table) for name, table in top.take("protocols", dict).items()}
         plan = cls(
             hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest(),
             worlds,
             entries,
-            _seeds("tuning_seeds", top.take("tuning_seeds", list)),
             _made(Targets, _Table("targets", top.take("targets", dict))),
             top.take("baselines", list),
             _made(Win, _Table("win", top.take("win", dict))) if "win" in found else None,
@@ -195,7 +196,7 @@ class Plan:
                     f"there is no {name!r} in the plan{did_you_mean(name, known)}; it has {', '.join(known)}"
                 )
         for world in self.worlds.values():
-            both = sorted(set(world.seeds) & set(self.tuning_seeds))
+            both = sorted(set(world.seeds) & set(world.tuning_seeds))
             if both:
                 raise SafaError(f"protocols are judged on fresh seeds, but {both[0]} is a seed for tuning, too")
 
@@ -249,7 +250,7 @@ class Plan:
 
     def _check_runs(self, world: World, choices: Sequence[Choice]) -> None:
         """Refuse settings that are wrong or have no effect for any protocol, and two protocols that are the same."""
-        made = [self._combined(world, choice, self.tuning_seeds[0], judged=True) for choice in choices]
+        made = [self._combined(world, choice, world.tuning_seeds[0], judged=True) for choice in choices]
         runs = check_runs(made, [find_task(world.task)])
         seen: dict[str, str] = {}
         for run, choice in zip(runs, choices, strict=True):
@@ -304,16 +305,16 @@ def _seeds(name: str, values: Sequence[Any]) -> list[int]:
     return list(values)
 
 
-def _world(name: str, values: Mapping[str, Any], seeds: Sequence[int]) -> World:
+def _world(name: str, values: Mapping[str, Any], seeds: Mapping[str, Sequence[int]]) -> World:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise SafaError(f"the name of a world is made of letters, digits, dots and dashes, not {name!r}")
     table = _Table(f"world {name}", values)
     horizon_s, rates = table.take("horizon_s", float), table.take("lr", list)
     if not 0 < horizon_s < math.inf:
         raise SafaError(f"horizon_s of world {name} must be above 0, not {horizon_s}")
-    own = _seeds(f"judging_seeds of world {name}", table.take("judging_seeds", list, list(seeds)))
+    tuning, judging = (_seeds(f"{kind} of world {name}", table.take(kind, list, list(seeds[kind]))) for kind in _SEEDS)
     task, targets = table.take("task", str), table.take("targets", list, [])
-    return World(name, task, table.values, horizon_s, rates, own, targets)
+    return World(name, task, table.values, horizon_s, rates, tuning, judging, targets)
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> Entry:

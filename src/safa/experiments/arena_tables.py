@@ -89,11 +89,12 @@ def arena_parts(results: Results) -> list[Part]:
 
 def _lead(results: Results) -> str:
     plan = results.plan
+    tuned = sorted({len(plan.worlds[name].tuning_seeds) for name in results.worlds})
     seeds = sorted({len(standing.runs) for standings in results.worlds.values() for standing in standings.values()})
     worlds = "one world" if len(results.worlds) == 1 else f"{len(results.worlds)} worlds"
     missing = f" Not judged yet: {', '.join(results.missing)}." if results.missing else ""
     return (
-        f"{len(plan.entries)} protocols in {worlds}, tuned on {len(plan.tuning_seeds)} seeds and "
+        f"{len(plan.entries)} protocols in {worlds}, tuned on {' or '.join(map(str, tuned))} seeds and "
         f"judged on {' or '.join(map(str, seeds))} others. Worlds, targets, grids, seeds and what counts as a win are "
         f"in the plan with the checksum `{plan.digest[:16]}`; a folder holds results of one plan only. The history of "
         f"the plan's repository shows whether it was committed before the first run on the judging seeds.{missing}"

@@ -85,7 +85,7 @@ def check_runs(
 
 def _check_aggregator(settings: Settings) -> None:
     """Refuse an aggregator or a server optimiser that makes no sense with the protocol; by default there is none."""
-    if settings.aggregator != "auto" or settings.server_optimiser != "none":
+    if settings.aggregator != "auto" or settings.server_optimiser != "none" or settings.aggregator_options:
         from safa.server.setup import make_aggregator
 
         make_aggregator(settings, build(settings.protocol, [1.0], settings.values(), settings.protocol_options))

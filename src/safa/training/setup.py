@@ -222,7 +222,7 @@ def memory_for(settings: Settings, device: torch.device) -> float:
     """How much memory models and updates may take there."""
     if settings.memory_mb:
         return settings.memory_mb
-    return torch.cuda.get_device_properties(device).total_memory / 2**21 if device.type == "cuda" else 4096.0
+    return torch.cuda.get_device_properties(device).total_memory / 2**22 if device.type == "cuda" else 4096.0
 
 
 def find_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from safa.errors import SafaError
 from safa.experiments import replay
 from safa.experiments.sweep import run_sweep
 from safa.runs import Run, RunWriter, has_checkpoint, load_run, new_folder
-from safa.runs.lock import hold
+from safa.runs.lock import hold, is_written
 from safa.runs.settings import Settings
 from safa.runs.storage import read_sealed, write_atomically, write_sealed
 
@@ -209,7 +209,7 @@ def test_a_deployment_is_replaced_with_all_that_belongs_to_it_but_not_while_its_
     folder = tmp_path / "run"
     with_checkpoints(folder, 1)
     ours = ("flower/link.json", "flower/home/config.toml", "clients/c-0/state.safetensors", "deploy.toml",
-            "deployment.json", "roster.json", "nodes.json", "unblock.json", "expel.json", "server.log")  # fmt: skip
+            "deployment.json", "roster.json", "status.json", "nodes.json", "unblock.json", "expel.json", "server.log")  # fmt: skip
     for name in (*ours, "clients/c-0/diary.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
@@ -218,6 +218,15 @@ def test_a_deployment_is_replaced_with_all_that_belongs_to_it_but_not_while_its_
     assert tree(folder).keys() >= {*ours}
     RunWriter.begin(folder, SETTINGS, force=True).close()
     assert tree(folder).keys() == {"config.toml", "rounds.jsonl", "clients/c-0/diary.txt"}
+
+
+def test_others_see_whether_a_run_is_being_written(tmp_path: Path) -> None:
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    assert not is_written(rounds)
+    writer = RunWriter.begin(tmp_path / "run", SETTINGS)
+    assert is_written(rounds)
+    writer.close()
+    assert not is_written(rounds)
 
 
 def test_a_sweep_is_replaced_with_its_runs_and_nothing_else(tmp_path: Path) -> None:

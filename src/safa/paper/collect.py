@@ -23,6 +23,7 @@ from safa.experiments.sweep import one_thread
 from safa.paper.grid import Job, job, lag_job
 from safa.paper.times import PRINTED_TIMES, PrintedTimes
 from safa.runs import plain
+from safa.runs.lock import mark_written
 from safa.runs.storage import append, reading, writing
 
 __all__ = ["HOLD", "RESULTS", "Results", "collect", "device_name", "reached"]
@@ -78,6 +79,15 @@ class Results:
             append(file, line.encode())
         self._rows[done.key] = row
         self._cells.clear()
+
+    @contextlib.contextmanager
+    def being_written(self) -> Iterator[None]:
+        """Let others see that results are being added."""
+        with writing(self._path):
+            file = self._path.open("ab")
+        with file:
+            mark_written(file)
+            yield
 
     def cell(self, accounting: str, task: str, protocol: str, **cell: Any) -> list[dict[str, Any]]:
         """The results of a cell of the tables in all its worlds, seed by seed."""
@@ -145,9 +155,10 @@ def collect(jobs: Sequence[Job], results: Results, *, engine: Engine | None = No
     """Do the jobs that are missing, in this process or by an engine, and yield each when its result is kept."""
     missing = {_name(each, number): each for number, each in enumerate(results.missing(jobs), 1)}
     work = {name: partial(_carry_out, each) for name, each in missing.items()}
-    for name, row in (engine or LocalEngine()).finished(work):
-        results.add(missing[name], row)
-        yield missing[name]
+    with results.being_written():
+        for name, row in (engine or LocalEngine()).finished(work):
+            results.add(missing[name], row)
+            yield missing[name]
 
 
 def _name(each: Job, number: int) -> str:

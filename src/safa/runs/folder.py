@@ -45,6 +45,8 @@ __all__ = [
     "ARENA_FORMAT",
     "ROSTER",
     "RUNS",
+    "STATUS",
+    "STATUS_FORMAT",
     "SWEEP",
     "SWEEP_FORMAT",
     "TABLE",
@@ -71,9 +73,11 @@ RUNS = "runs"
 """In the folder of a sweep: the folders of its runs."""
 ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
+STATUS, STATUS_FORMAT = "status.json", "safa status 1"
+"""In a deployment: the round under way and the clients, as of a second ago."""
 _DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
 _FILES = (
-    "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
+    "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, STATUS, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
     "expel.json", "expel.applying.json", "server.log", "lock", TABLE, _CONFIG, SWEEP,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
@@ -204,6 +208,10 @@ class RunWriter:
     def __init__(self, folder: Path, rounds: BinaryIO, checkpoints: CheckpointWriter) -> None:
         self.folder = folder
         self._rounds = rounds
+        with suppress(ImportError):  # a system without such locks
+            from safa.runs.lock import mark_written
+
+            mark_written(rounds)
         self._checkpoints = checkpoints
 
     @classmethod

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from safa.errors import SafaError
 
-__all__ = ["alone", "hold", "hold_launcher", "in_use", "is_held", "is_launched"]
+__all__ = ["alone", "hold", "hold_launcher", "in_use", "is_held", "is_launched", "is_written", "mark_written"]
 
 _FILE, _LAUNCHER = "lock", Path("flower", "launcher.lock")
 _WAIT_S = 30.0
@@ -76,10 +77,26 @@ def is_launched(folder: Path) -> bool:
     return _is_held(folder / _LAUNCHER)
 
 
-def _is_held(path: Path) -> bool:
+def mark_written(file: IO[bytes]) -> None:
+    """Let others see that this process writes a file, for as long as it has it open.
+
+    Where the file system has no locks, nobody can see it.
+    """
+    with suppress(OSError):
+        fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+
+
+def is_written(path: Path) -> bool:
+    """Whether a process on this machine writes a file."""
+    with suppress(OSError):
+        return _is_held(path, fcntl.LOCK_EX)
+    return False
+
+
+def _is_held(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
     try:
         with path.open("rb") as file:
-            return not _taken(file.fileno(), fcntl.LOCK_SH)
+            return not _taken(file.fileno(), kind)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

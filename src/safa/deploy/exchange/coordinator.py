@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,7 @@ from safa.errors import SafaError
 from safa.protocol import Dispatch, Events, registry
 from safa.protocol.records import Refusal, RoundRecord
 from safa.runs import ROSTER, Checkpoint, Run, RunWriter, load_run, write_atomically
+from safa.runs.folder import STATUS_FORMAT
 from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.server.setup import Learning
@@ -307,6 +308,44 @@ class Coordinator:
             if not self._may_open(now):
                 return
             self._open(now)
+
+    def status(self) -> dict[str, Any]:
+        """The round under way and the clients, as plain values, for people who watch; times are those of the run."""
+        protocol, is_open = self.protocol, self.protocol.is_open
+        return {
+            "format": STATUS_FORMAT,
+            "now_s": self._now,
+            "round": protocol.round if is_open else protocol.round + 1,
+            "is_open": is_open,
+            "opened_s": protocol.opened_s if is_open else None,
+            "deadline_s": protocol.deadline if is_open and math.isfinite(protocol.deadline) else None,
+            "quota": protocol.quota,
+            "accepted": self._opening.accepted if is_open else 0,
+            "openings": self._openings.count,
+            "refusals": {str(reason): count for reason, count in self.screening.counts.items()},
+            "clients": self._status_of_clients(),
+        }
+
+    def _status_of_clients(self) -> list[dict[str, Any]]:
+        """Every client by number: who it is, whether it is there, what it does, and how far it is behind."""
+        refused, blocked = self.screening.counts_by_client, set(self.screening.blocked)
+        at_work, versions = set(self._requests.clients_at_work), self.protocol.versions
+        roster = self.membership.roster
+        members = [(number, roster[number]) for number in range(len(roster))]
+        return [
+            {
+                "name": member.name,
+                "online": self.membership.is_online(number),
+                "last_seen_s": member.last_seen_s,
+                "at_work": number in at_work,
+                "lag": self.protocol.version - int(versions[number]) if number < len(versions) else 0,
+                "refused": refused.get(number, 0),
+                "present": member.present,
+                "blocked": number in blocked,
+                "expelled": member.expelled,
+            }
+            for number, member in members
+        ]
 
     def stop(self) -> None:
         """Leave the folder as it is, to be resumed later."""

@@ -255,6 +255,15 @@ class Screening:
             total[reason] += count
         return dict(sorted(total.items()))
 
+    @property
+    def counts_by_client(self) -> dict[int, int]:
+        """How many updates of each client were rejected, where there were any."""
+        total: Counter[int] = Counter()
+        for (client, _), count in self._counts.items():
+            if client is not None:
+                total[client] += count
+        return dict(total)
+
     def counts_of(self, client: int) -> dict[RejectReason, int]:
         """How often each reason was given to one client."""
         return {reason: n for reason in RejectReason if (n := self._counts[client, reason])}

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.exchange.files import LOG
 from safa.deploy.exchange.messages import Failure
+from safa.deploy.exchange.status import StatusFile
 from safa.deploy.exchange.text import printable
 from safa.deploy.flower.clock import steady_flower
 from safa.deploy.flower.internals import check_flower
@@ -65,6 +66,7 @@ def serve(folder: Path, grid: Grid) -> None:
 def coordinate(coordinator: Coordinator, grid: Grid) -> None:
     """Pass messages between a coordinator and a grid until the run is finished."""
     options = coordinator.options
+    status = StatusFile(coordinator.folder)
     mailbox = Mailbox(grid, max_bytes=coordinator.screening.screen.max_bytes, ttl_s=options.ttl_s)
     try:
         while not coordinator.finished:
@@ -76,6 +78,7 @@ def coordinate(coordinator: Coordinator, grid: Grid) -> None:
                 outgoing = coordinator.outbox.popleft()
                 if not mailbox.send(outgoing, group=str(coordinator.protocol.round)):
                     coordinator.on_reply(outgoing, _NOT_ACCEPTED, now=time.monotonic())
+            status.write(coordinator.status, now=time.monotonic())
             time.sleep(options.poll_s)
     finally:
         coordinator.stop()

@@ -208,8 +208,9 @@ def test_what_is_not_the_file_it_should_be_keeps_everything(tmp_path: Path) -> N
 def test_a_deployment_is_replaced_with_all_that_belongs_to_it_but_not_while_its_server_runs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with_checkpoints(folder, 1)
-    ours = ("flower/link.json", "flower/home/config.toml", "clients/c-0/state.safetensors", "deploy.toml", "status.json",
-            "deployment.json", "roster.json", "nodes.json", "unblock.json", "expel.json", "server.log")  # fmt: skip
+    ours = ("flower/link.json", "flower/home/config.toml", "clients/c-0/state.safetensors", "deploy.toml",
+            "deployment.json", "roster.json", "nodes.json", "unblock.json", "expel.json", "server.log",
+            "status.json")  # fmt: skip
     for name in (*ours, "clients/c-0/diary.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")

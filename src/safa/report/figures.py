@@ -173,7 +173,7 @@ class Axis:
 
 def _data(rows: Rows) -> alt.InlineData:
     """Rows as the chart's own data; JSON has no NaN and no infinity, so that these are missing."""
-    return alt.InlineData(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
+    return alt.InlineData(values=tuple({name: _finite(value) for name, value in row.items()} for row in rows))
 
 
 def _finite(value: Any) -> Any:
@@ -338,10 +338,12 @@ def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = (
     places = alt.sequence(0, rounds * clients, as_="_cell")
     layers = [cell, over] if cells.deprecated.any() else [cell]
     chart = _layered(layers, round(thick * clients), data=places).transform_calculate(**_cell_fields(clients))
-    for name, text in _arrays(cells, names).items():
-        chart = chart.add_params(alt.param(name=f"{name}_text", value=text))
-        chart = chart.add_params(alt.param(name=name, expr=f"split({name}_text, ',')"))
-    return chart
+    params = [
+        param
+        for name, text in _arrays(cells, names).items()
+        for param in (alt.param(name=f"{name}_text", value=text), alt.param(name=name, expr=f"split({name}_text, ',')"))
+    ]
+    return chart.add_params(*params)
 
 
 def _row_axis(clients: int, ends: tuple[str, str]) -> alt.Axis:

@@ -1,0 +1,114 @@
+"""Which folders under a folder hold runs, sweeps, arenas and reproductions.
+
+Nothing outside of the folder is ever looked at: no symbolic link is followed, and what a browser asks for is found
+step by step from the top.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from safa.runs.folder import ARENA, ROSTER, STATUS, SWEEP, TABLE
+
+__all__ = ["Folders", "Kind", "kind_of"]
+
+_CONFIG, _ROUNDS, _SUMMARY, _DEPLOY = "config.toml", "rounds.jsonl", "summary.json", "deploy.toml"
+_PLAN, _RESULTS, _SESSIONS = "plan.toml", "results.jsonl", "sessions.jsonl"
+_READ = {_CONFIG, _ROUNDS, _SUMMARY, _DEPLOY, _PLAN, _RESULTS, _SESSIONS, ARENA, ROSTER, STATUS, SWEEP, TABLE}
+"""The files that are read. A folder in which one of them is a link is none of ours."""
+_DEEPEST = 8
+
+
+class Kind(StrEnum):
+    """What a folder holds."""
+
+    RUN = "run"
+    DEPLOYMENT = "deployment"
+    SWEEP = "sweep"
+    ARENA = "arena"
+    REPRODUCTION = "reproduction"
+
+
+_MARKS = ((_DEPLOY, Kind.DEPLOYMENT), (_CONFIG, Kind.RUN), (SWEEP, Kind.SWEEP), (_PLAN, Kind.ARENA),
+          (_RESULTS, Kind.REPRODUCTION), (TABLE, Kind.SWEEP))  # fmt: skip
+"""By which file a folder is known, the first that is there."""
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """What a folder holds; None where that is nothing of ours."""
+    return _looked_at(folder)[0]
+
+
+def _looked_at(folder: Path) -> tuple[Kind | None, list[str]]:
+    """What a folder holds, and the names of the folders in it, without those that are hidden or links."""
+    files, folders = set(), []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name in _READ:
+                    if not entry.is_file(follow_symlinks=False):
+                        return None, []
+                    files.add(entry.name)
+                elif not entry.name.startswith(".") and _is_text(entry.name) and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+    except OSError:
+        return None, []
+    return next((kind for mark, kind in _MARKS if mark in files), None), sorted(folders)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written in an address."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+class Folders:
+    """The folders under one folder. A folder is looked through again only when something was put into it or removed."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top.resolve()
+        self._seen: dict[Path, tuple[int, Kind | None, list[str]]] = {}
+
+    def find(self, path: str) -> Path | None:
+        """The folder at a path below the top, as a browser names it; None where there is none, or a link on the way."""
+        found = self.top
+        for part in path.split("/") if path else []:
+            if part in ("", ".", "..") or "\0" in part or os.sep in part or part.startswith("."):
+                return None
+            found = found / part
+            if found.is_symlink() or not found.is_dir():
+                return None
+        return found
+
+    def name_of(self, folder: Path) -> str:
+        """The path of a folder below the top, with slashes."""
+        return folder.relative_to(self.top).as_posix()
+
+    def below(self, folder: Path) -> Iterator[tuple[Path, Kind]]:
+        """All folders below a folder that hold something of ours; what is in them belongs to them."""
+        for name in self._look(folder)[1]:
+            yield from self._walk(folder / name, _DEEPEST)
+
+    def _walk(self, folder: Path, deeper: int) -> Iterator[tuple[Path, Kind]]:
+        kind, folders = self._look(folder)
+        if kind is not None:
+            yield folder, kind
+        elif deeper:
+            for name in folders:
+                yield from self._walk(folder / name, deeper - 1)
+
+    def _look(self, folder: Path) -> tuple[Kind | None, list[str]]:
+        try:
+            changed = folder.stat(follow_symlinks=False).st_mtime_ns
+        except OSError:
+            self._seen.pop(folder, None)
+            return None, []
+        known = self._seen.get(folder)
+        if known is None or known[0] != changed:
+            known = self._seen[folder] = changed, *_looked_at(folder)
+        return known[1:]

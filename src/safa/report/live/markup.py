@@ -1,0 +1,91 @@
+"""Glances as HTML. Everything that comes from a file, a name or a setting is escaped here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from safa.report.live.folders import Kind
+from safa.report.live.glance import Glance, State
+from safa.report.words import number
+
+__all__ = ["bar", "glance_html", "inside_url", "row_html", "run_url"]
+
+_WIDTH, _HEIGHT = 120, 28
+
+
+def run_url(path: str) -> str:
+    """The address of a page."""
+    return f"/run/{quote(path)}"
+
+
+def inside_url(path: str) -> str:
+    """The address of the list of what is in a folder."""
+    return f"/in/{quote(path)}" if path else "/"
+
+
+def row_html(path: str, found: Glance) -> str:
+    """A row of the list."""
+    name, inside = html.escape(path), ""
+    if found.kind in (Kind.SWEEP, Kind.ARENA):
+        what = "its runs" if found.kind is Kind.SWEEP else "its sweeps"
+        inside = f' <a class="inside" href="{inside_url(_runs_of(path, found.kind))}">{what}</a>'
+    return (
+        f'<li data-run="{name}"><label><input type="checkbox" name="run" value="{name}">'
+        f'<span class="unseen">Compare {name}</span></label>'
+        f'<div class="name"><a href="{run_url(path)}">{name}</a>{inside}</div>{glance_html(found)}</li>'
+    )
+
+
+def _runs_of(path: str, kind: Kind) -> str:
+    return f"{path}/runs" if kind is Kind.SWEEP else path
+
+
+def bar(path: str, found: Glance) -> str:
+    """What is above the page of a run: the way back, and what there is to see at a glance."""
+    parts = path.split("/")
+    above = [("All runs", "/")] + [(part, inside_url("/".join(parts[: n + 1]))) for n, part in enumerate(parts[:-1])]
+    links = "".join(f'<a href="{url}">{html.escape(name)}</a><span aria-hidden="true">/</span>' for name, url in above)
+    here = f'<span aria-current="page">{html.escape(parts[-1])}</span>'
+    return f'<nav class="way" aria-label="Where this is">{links}{here}</nav>{glance_html(found, "bar-0")}'
+
+
+def glance_html(found: Glance, key: str = "") -> str:
+    """What changes while something runs."""
+    block = f' data-block="{key}"' if key else ""
+    return (
+        f'<div class="glance {found.state.value}"{block}><span class="words">{html.escape(found.words)}</span>'
+        f'<span class="state">{found.state.value}</span>{_curve(found)}{_progress(found)}</div>'
+    )
+
+
+def _progress(found: Glance) -> str:
+    of = f" of {found.total:,}" if found.total is not None and found.total != found.done else ""
+    bar = ""
+    if found.total and found.state is not State.FINISHED:
+        bar = f'<progress value="{min(found.done, found.total)}" max="{found.total}" aria-label="progress"></progress>'
+    return f'<span class="progress">{bar}<span class="count">{found.done:,}{of} {html.escape(found.unit)}</span></span>'
+
+
+def _curve(found: Glance) -> str:
+    """The main metric as a small curve, and its last value."""
+    if not found.points:
+        return '<span class="curve"></span>'
+    name, last = html.escape(found.metric), number(float(found.points[-1]))
+    said = f"{name} from {number(float(found.points[0]))} to {last}"
+    drawing = (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}" preserveAspectRatio="none">'
+        f'<polyline points="{_line(found.points)}" fill="none" vector-effect="non-scaling-stroke"/></svg>'
+    )
+    return f'<span class="curve">{drawing}<span class="value">{name} <b>{last}</b></span></span>'
+
+
+def _line(points: Sequence[float]) -> str:
+    low, high = min(points), max(points)
+    tall, wide = (high - low) or 1.0, max(1, len(points) - 1)
+    places = points if len(points) > 1 else [points[0], points[0]]
+    return " ".join(
+        f"{_WIDTH * place / wide:.1f},{2 + (_HEIGHT - 4) * (1 - (value - low) / tall):.1f}"
+        for place, value in enumerate(places)
+    )

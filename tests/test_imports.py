@@ -57,7 +57,7 @@ ROOMS: dict[str, Room] = {
     "deploy.exchange": room(DEPLOYED, "numpy torch safetensors"),
     "deploy.flower": room([*DEPLOYED, "deploy"], "numpy torch flwr httpx uvicorn"),
     "deploy.launcher": room([*DEPLOYED, "deploy"], "numpy cryptography flwr httpx uvicorn"),
-    "report": room(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert"),
+    "report": room(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert starlette uvicorn"),
     "testing": room(["protocol", "aggregation"], "numpy torch"),
     "bench": room([*SIMULATED, "experiments", "report"], "numpy torch altair"),
     "paper": room([*SIMULATED, "experiments", "deploy", "report", "testing"], "numpy torch altair"),

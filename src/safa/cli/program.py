@@ -22,7 +22,7 @@ from safa.errors import SafaError, did_you_mean
 __all__ = ["entry", "main"]
 
 _COMMANDS = (
-    "run", "sweep", "best", "arena", "report", "replay", "reproduce", "bias", "deploy", "bench", "protocols",
+    "run", "sweep", "best", "arena", "report", "serve", "replay", "reproduce", "bias", "deploy", "bench", "protocols",
     "aggregators", "partitions", "tasks",
 )  # fmt: skip
 """Modules of `safa.cli`, each with the command of its name."""

@@ -25,10 +25,12 @@ from safa.runs.sweep_folder import SweepFolder
 
 __all__ = [
     "arena_page",
+    "page_of",
     "read_table",
     "render",
     "run_page",
     "run_sections",
+    "speeds_of",
     "sweep_page",
     "sweep_sections",
     "write_report",
@@ -50,13 +52,14 @@ def write_report(run: Run | _InFolder | str | Path, path: str | Path | None = No
     folder = Path(run) if isinstance(run, str | Path) else run.folder
     if path is None and folder is None:
         raise SafaError("a run that is held in memory has no folder; say where to write its page, path=FILE.html")
-    page = _page(run if isinstance(run, Run) else Path(folder or "."))
+    page = page_of(run if isinstance(run, Run) else Path(folder or "."))
     target = Path(path) if path is not None else Path(folder or ".") / "report.html"
     write_atomically(target, page.encode())
     return target
 
 
-def _page(run: Run | Path) -> str:
+def page_of(run: Run | Path) -> str:
+    """The page of a run, or of the folder of a run, a sweep or an arena, as HTML."""
     if isinstance(run, Path):
         if (run / ARENA).is_file():
             return arena_page(run)
@@ -67,7 +70,7 @@ def _page(run: Run | Path) -> str:
         run = load_run(run)
     if not run.has_rounds():
         raise SafaError(f"{run.folder} holds the settings of a run, but no rounds.jsonl")
-    return run_page(run, _speeds(run))
+    return run_page(run, speeds_of(run))
 
 
 def _as_planned(rows: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -82,7 +85,7 @@ def _as_planned(rows: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, 
     ]
 
 
-def _speeds(run: Run) -> ArrayLike | None:
+def speeds_of(run: Run) -> ArrayLike | None:
     """The speeds of the clients, which do not depend on what they hold, if the run was simulated with such a fleet."""
     try:
         simulated = run.roster() is None and run.clients_at_start() == run.settings.clients

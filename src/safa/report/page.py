@@ -25,7 +25,7 @@ from safa.report.figures import RECOLOURED, THEMES, specification
 
 __all__ = [
     "BEST", "OUTSIDE", "Block", "Cell", "Column", "Fact", "Facts", "Figure", "Folded", "Headline", "Mark", "Markup",
-    "Section", "Table", "Words", "blocks_of", "render",
+    "Section", "Table", "Words", "blocks_of", "render", "scripts", "style",
 ]  # fmt: skip
 
 
@@ -165,6 +165,16 @@ def render(title: str, lead: str, sections: Sequence[Section], *, live: str = ""
         "live": f'<script id="live" data-url="{html.escape(live)}">{_file("live/page.js")}</script>' if live else "",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("page.html"))
+
+
+def scripts() -> tuple[str, ...]:
+    """The scripts that are in a page: the chart library, and the page's own."""
+    return _library(), _file("page.js")
+
+
+def style() -> str:
+    """The style of a page."""
+    return _file("page.css")
 
 
 def blocks_of(sections: Sequence[Section]) -> dict[str, str]:

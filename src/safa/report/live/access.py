@@ -114,4 +114,6 @@ def _missing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     """The headers that every answer has, unless it has its own."""
     there = {name.lower() for name, _ in headers}
     wanted = {"Content-Security-Policy": _NO_CONTENT} | _HEADERS
-    return [(name.lower().encode(), text.encode()) for name, text in wanted.items() if name.lower().encode() not in there]
+    return [
+        (name.lower().encode(), text.encode()) for name, text in wanted.items() if name.lower().encode() not in there
+    ]

@@ -61,7 +61,9 @@ def _facts(status: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> l
     refused, blocked = sum(status["refusals"].values()), sum(bool(client["blocked"]) for client in clients)
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in status["refusals"].items())
     return [
-        Fact("updates in", f"{status['accepted']:,} of {status['quota']:,}", "the round is closed when it has them all"),
+        Fact(
+            "updates in", f"{status['accepted']:,} of {status['quota']:,}", "the round is closed when it has them all"
+        ),
         Fact("time left", _time_left(status), "then the round is closed with what it has"),
         Fact("devices online", f"{online:,} of {present:,}", "of those that take part"),
         Fact("updates refused", f"{refused:,}", reasons or "since the run began"),

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from safa.runs.folder import ARENA, ROSTER, STATUS, SWEEP, TABLE
+from safa.runs.folder import ARENA, ROSTER, STATUS, SWEEP, SWEEP_FORMAT, TABLE
+from safa.runs.settings import FORMAT
 
 __all__ = ["Folders", "Kind", "kind_of"]
 
@@ -32,9 +33,15 @@ class Kind(StrEnum):
     REPRODUCTION = "reproduction"
 
 
-_MARKS = ((_DEPLOY, Kind.DEPLOYMENT), (_CONFIG, Kind.RUN), (SWEEP, Kind.SWEEP), (_PLAN, Kind.ARENA),
-          (_RESULTS, Kind.REPRODUCTION), (TABLE, Kind.SWEEP))  # fmt: skip
-"""By which file a folder is known, the first that is there."""
+_MARKS = (
+    (_DEPLOY, _CONFIG, FORMAT, Kind.DEPLOYMENT),
+    (_CONFIG, _CONFIG, FORMAT, Kind.RUN),
+    (SWEEP, SWEEP, SWEEP_FORMAT, Kind.SWEEP),
+    (_PLAN, _PLAN, "safa arena", Kind.ARENA),
+    (_RESULTS, _RESULTS, '{"key":', Kind.REPRODUCTION),
+)
+"""By which file a folder is known, and which of its files has to hold which words: the first that does."""
+_BEGINNING = 4096
 
 
 def kind_of(folder: Path) -> Kind | None:
@@ -54,9 +61,17 @@ def _looked_at(folder: Path) -> tuple[Kind | None, list[str]]:
                     files.add(entry.name)
                 elif not entry.name.startswith(".") and _is_text(entry.name) and entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
+        known = (kind for mark, file, words, kind in _MARKS if {mark, file} <= files and _says(folder / file, words))
+        return next(known, None), sorted(folders)
     except OSError:
         return None, []
-    return next((kind for mark, kind in _MARKS if mark in files), None), sorted(folders)
+
+
+def _says(file: Path, words: str) -> bool:
+    """Whether a file holds these words near its beginning; of results, there may be none yet."""
+    with file.open("rb") as content:
+        beginning = content.read(_BEGINNING)
+    return words.encode() in beginning or (file.name == _RESULTS and not beginning)
 
 
 def _is_text(name: str) -> bool:

@@ -17,7 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from safa.errors import SafaError
 from safa.report.live.folders import Kind
 from safa.report.words import protocol_name
 from safa.runs import load_run
@@ -277,8 +276,8 @@ _WATCHERS: dict[Kind, type[Watcher]] = {
 
 
 def _words(settings: Settings) -> str:
-    clients = f"{settings.clients:,} clients"
-    return f"{protocol_name(settings.protocol)} on {settings.task}, C = {settings.fraction:g}, {clients}, seed {settings.seed}"
+    what = f"{protocol_name(settings.protocol)} on {settings.task}, C = {settings.fraction:g}"
+    return f"{what}, {settings.clients:,} clients, seed {settings.seed}"
 
 
 def _changed(path: Path) -> float:

@@ -1,0 +1,92 @@
+"""The live view: every run, sweep, arena, reproduction and deployment under a folder in a browser, while it is written.
+
+`serve` starts the server. It only reads: it finds folders (`folders`), looks at what their files say (`glance`), makes
+pages (`pages`), and sends what changes as server-sent events (`app`) to those who may see it (`access`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safa.errors import SafaError
+
+if TYPE_CHECKING:
+    from safa.report.live.pages import Maker
+
+__all__ = ["serve"]
+
+_OPTIONS: dict[str, Any] = {
+    "loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
+    "server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": 3,
+}  # fmt: skip
+"""Of uvicorn: nothing that is not needed, and no header of a proxy is believed."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
+
+
+def serve(
+    folder: Path,
+    *,
+    reproduction: Maker,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    ready: Callable[[str], object] = print,
+) -> None:
+    """Serve what is under a folder until the program is stopped; `ready` is given the address to open.
+
+    Elsewhere than on the loopback interface a token is needed; one is made where none is given. `reproduction` makes the
+    page of a reproduction of the paper from its folder.
+    """
+    try:
+        import uvicorn
+
+        from safa.report.live.access import is_loopback
+        from safa.report.live.app import make_app
+    except ImportError as error:
+        raise SafaError(f"the live view needs {error.name}; install it with pip install 'safa[serve]'") from None
+    _check(folder, port, token)
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    with _listening(host, port) as listener:
+        bound = int(listener.getsockname()[1])
+        app = make_app(
+            folder,
+            host=host,
+            port=bound,
+            token=token,
+            reproduction=reproduction,
+            stopping=lambda: server.should_exit,
+        )
+        server = uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
+        ready(f"http://{_in_address(host)}:{bound}/{f'?token={token}' if token else ''}")
+        server.run(sockets=[listener])
+
+
+def _check(folder: Path, port: int, token: str | None) -> None:
+    if not folder.is_dir():
+        raise SafaError(f"there is no folder {folder}")
+    if not 0 <= port < 65536:
+        raise SafaError(f"a port is a number from 0 to 65535, not {port}")
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise SafaError("a token has at least 16 characters, letters, digits, - and _ only")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise SafaError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+
+
+def _in_address(host: str) -> str:
+    """A host as it is written in an address; where the server listens on all interfaces, the name of the machine."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

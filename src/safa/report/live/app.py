@@ -1,0 +1,231 @@
+"""The server: pages, and streams of what changes on them. It reads only, and nothing is served but what it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import hashlib
+import html
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from safa.errors import SafaError
+from safa.report.live.access import Access
+from safa.report.live.glance import Glance
+from safa.report.live.markup import bar, inside_url, row_html
+from safa.report.live.pages import Library, Made, Maker, Watched
+from safa.report.page import blocks_of, render, scripts, style
+
+__all__ = ["make_app"]
+
+_PAUSE_S = 0.5
+_ALIVE_S = 15.0
+"""So often something is sent at least, so that a browser that is gone is noticed."""
+Stopping = Callable[[], bool]
+
+
+def make_app(
+    folder: Path, *, host: str, port: int, token: str | None, reproduction: Maker, stopping: Stopping = lambda: False
+) -> Access:
+    """The application that serves what is under a folder.
+
+    `reproduction` makes the page of a reproduction of the paper. Streams end when `stopping` says so.
+    """
+    views = _Views(Library(folder, reproduction), stopping)
+    routes = [
+        Route("/", views.list_page),
+        Route("/in/{path:path}", views.list_page),
+        Route("/run/{path:path}", views.run_page),
+        Route("/compare", views.compare_page),
+        Route("/events/in/{path:path}", views.list_events),
+        Route("/events/run/{path:path}", views.run_events),
+    ]
+    return Access(Starlette(routes=routes), host=host, port=port, token=token)
+
+
+class _Views:
+    """What is answered to which address."""
+
+    def __init__(self, library: Library, stopping: Stopping) -> None:
+        self._library, self._stopping = library, stopping
+
+    async def list_page(self, request: Request) -> Response:
+        path = request.path_params.get("path", "").strip("/")
+        found = await run_in_threadpool(self._library.glances, path)
+        return _not_found() if found is None else _html(_list_page(path, self._library.folders.top.name, found))
+
+    async def run_page(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        watched = await run_in_threadpool(self._library.watched, path)
+        if watched is None:
+            return _not_found()
+        return _html(await run_in_threadpool(_whole, path, watched))
+
+    async def compare_page(self, request: Request) -> Response:
+        paths = request.query_params.getlist("run")
+        return _html(await run_in_threadpool(_comparison, self._library, paths))
+
+    async def list_events(self, request: Request) -> Response:
+        path = request.path_params["path"].strip("/")
+        if self._library.folders.find(path) is None:
+            return _not_found()
+        return self._stream(request, functools.partial(_list_changes, self._library, path, {}))
+
+    async def run_events(self, request: Request) -> Response:
+        watched = await run_in_threadpool(self._library.watched, request.path_params["path"])
+        if watched is None:
+            return _not_found()
+        return self._stream(request, _RunChanges(watched, request.query_params.get("made", "")))
+
+    def _stream(self, request: Request, changes: Callable[[], str]) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return StreamingResponse(self._events(request, changes), media_type="text/event-stream")
+
+    async def _events(self, request: Request, changes: Callable[[], str]) -> AsyncIterator[str]:
+        """Look again and again, and send what has changed, as long as somebody listens."""
+        yield "retry: 1000\n\n"
+        silent_s = 0.0
+        while not self._stopping() and not await request.is_disconnected():
+            found = await run_in_threadpool(changes)
+            silent_s = 0.0 if found else silent_s + _PAUSE_S
+            if found or silent_s >= _ALIVE_S:
+                silent_s = 0.0
+                yield found or ": alive\n\n"
+            await asyncio.sleep(_PAUSE_S)
+
+
+def _event(name: str, value: object) -> str:
+    """An event with a value as JSON, which has no line ends."""
+    return f"event: {name}\ndata: {json.dumps(value)}\n\n"
+
+
+def _list_changes(library: Library, path: str, sent: dict[str, str]) -> str:
+    """The rows of a list that have changed since they were sent, and the order of all."""
+    rows = {name: row_html(name, found) for name, found in (library.glances(path) or {}).items()}
+    changed = {name: row for name, row in rows.items() if sent.get(name) != row}
+    if not changed and list(sent) == list(rows):
+        return ""
+    sent.clear()
+    sent.update(rows)
+    return _event("rows", {"order": list(rows), "rows": changed})
+
+
+class _RunChanges:
+    """The blocks of a page that have changed since they were sent; of a page without blocks, that it has changed."""
+
+    def __init__(self, watched: Watched, made: str) -> None:
+        self._watched, self._number = watched, made
+        self._sent: dict[str, str] = {}
+        first = watched.made()
+        if made == str(first.number):
+            self._sent = dict(first.blocks)
+
+    def __call__(self) -> str:
+        made, stale = self._watched.made(), ""
+        blocks = made.blocks | self._watched.light()
+        if str(made.number) != self._number:
+            self._number, stale = str(made.number), "" if made.blocks else _event("stale", made.number)
+        changed = {key: block for key, block in blocks.items() if self._sent.get(key) != block}
+        self._sent = blocks
+        return (_event("blocks", changed) if changed else "") + stale
+
+
+def _whole(path: str, watched: Watched) -> str:
+    """A page with a bar above it, the round that is under way, and the script that lets it grow."""
+    made = watched.made(now=True)
+    extra = "".join(
+        f'<section id="{part.id}" aria-labelledby="{part.id}-title"><h2 id="{part.id}-title">{html.escape(part.title)}'
+        f"</h2>{''.join(blocks_of([part]).values())}</section>"
+        for part in watched.under_way()
+    )
+    url = f"/events/run/{inside_url(path).removeprefix('/in/')}?made={made.number}"
+    return _decorated(made, bar(path, watched.glance()), extra, url)
+
+
+def _decorated(made: Made, above: str, extra: str, url: str) -> str:
+    """A page as `safa report` writes it, with more in it."""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", made.html, count=1)  # the header is stricter
+    page = page.replace("</head>", f"<style>{_file('live.css')}</style></head>", 1)
+    page = page.replace("<header>", f"<header>{above}", 1)
+    head, main, rest = page.partition("</noscript>")
+    start, end, after = (head + main + extra + rest).rpartition("</body>")
+    script = f'<script id="live" data-url="{html.escape(url)}">{_file("page.js")}</script>'
+    return f"{start}{script}{end}{after}"
+
+
+def _list_page(path: str, top: str, found: dict[str, Glance]) -> str:
+    rows = "".join(row_html(name, glance) for name, glance in found.items())
+    name = path or top
+    way = '<nav class="way" aria-label="Where this is"><a href="/">All runs</a></nav>' if path else ""
+    places = {
+        "title": html.escape(f"Runs in {name}"),
+        "name": html.escape(name),
+        "way": way,
+        "style": style() + _file("live.css"),
+        "rows": rows,
+        "url": html.escape(f"/events{inside_url(path) if path else '/in/'}"),
+        "script": _file("list.js"),
+        "empty": "" if not found else " hidden",
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("list.html"))
+
+
+def _comparison(library: Library, paths: list[str]) -> str:
+    """The page that compares what was chosen in the list."""
+    chosen = [library.watched(path) for path in dict.fromkeys(paths)]
+    folders = [one.folder for one in chosen if one is not None]
+    if len(folders) < 2 or len(folders) < len(chosen):
+        return _plain("Choose two or more in the list to compare them.")
+    try:
+        from safa.report.compare import compare_page
+
+        page: str = compare_page(folders)
+    except SafaError as error:
+        return _plain(f"These cannot be compared: {str(error).replace(str(library.folders.top) + '/', '')}.")
+    above = '<nav class="way" aria-label="Where this is"><a href="/">All runs</a></nav>'
+    return _decorated(Made(page, {}, 0), above, "", "")
+
+
+def _plain(words: str) -> str:
+    return render("Comparison", words, [])
+
+
+def _html(page: str) -> Response:
+    return HTMLResponse(page, headers={"Content-Security-Policy": _policy()})
+
+
+def _not_found() -> Response:
+    return PlainTextResponse("There is nothing here.\n", 404)
+
+
+def _file(name: str) -> str:
+    return resources.files("safa.report.live").joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _policy() -> str:
+    """What a page may do: run the scripts of this package, and ask this server.
+
+    The chart library compiles the expressions of charts, which needs 'unsafe-eval'.
+    """
+    allowed = (*scripts(), _file("page.js"), _file("list.js"))
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in allowed)
+    return (
+        f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

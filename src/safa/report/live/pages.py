@@ -1,0 +1,250 @@
+"""The pages of what is under a folder, made when somebody asks for them, and made anew when something changes.
+
+Making a page takes a part of a second of one core. So that this does not slow the run that is looked at, its page is
+made anew only so often that it takes a small share of the time; what is seen at a glance comes with every round.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from altair.utils.schemapi import debug_mode
+from numpy.typing import ArrayLike
+
+from safa.errors import SafaError
+from safa.protocol.records import RecordOrder, RoundRecord
+from safa.report import page_of, run_page, run_sections, speeds_of
+from safa.report.live.deployment import round_section
+from safa.report.live.folders import Folders, Kind, kind_of
+from safa.report.live.glance import Glance, Lines, State, Watcher, watcher_of
+from safa.report.live.markup import glance_html
+from safa.report.page import Section, blocks_of, render
+from safa.runs import Run, load_run
+from safa.runs.folder import ARENA, SWEEP, TABLE
+
+__all__ = ["Library", "Made", "Maker", "Watched"]
+
+Maker = Callable[[Path], str]
+"""Makes the page of a folder."""
+
+_GLANCE_S, _LEAST_S = 0.5, 1.0
+_SHARE = 0.05
+"""The share of the time that is spent on making the page of one run anew."""
+_KEPT = 8
+"""So many pages are kept."""
+_MOST = 300
+"""So many rows are in a list at most."""
+_FILES = ("config.toml", "rounds.jsonl", "summary.json", "roster.json", "results.jsonl", SWEEP, TABLE, ARENA)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A page as it was at some time."""
+
+    html: str
+    blocks: dict[str, str]
+    """The blocks of a run's page by their keys; none for other pages."""
+    number: int
+    """How often it was made before."""
+
+
+class _OpenRun(Run):
+    """A run of which the records that were read are held, while more are being written."""
+
+    def records(self) -> Iterator[RoundRecord]:
+        """The rounds that have been read."""
+        yield from self.held_records
+
+
+class Watched:
+    """A folder that somebody looks at. May be used by several threads."""
+
+    def __init__(self, folder: Path, kind: Kind, make: Maker) -> None:
+        self.folder, self.kind, self._make = folder, kind, make
+        self._lock, self._watcher = threading.Lock(), watcher_of(folder, kind)
+        self._lines, self._records = Lines(folder / "rounds.jsonl"), list[RoundRecord]()
+        self._order: RecordOrder | None = None
+        self._speeds: tuple[ArrayLike | None] | None = None
+        self._glance: tuple[float, Glance] | None = None
+        self._made: Made | None = None
+        self._signature: tuple[object, ...] = ()
+        self._due, self._failed = 0.0, ""
+
+    # -- at a glance -------------------------------------------------------------------------------------------------
+
+    def glance(self) -> Glance:
+        """What there is to see at a glance, at most half a second old."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> Glance:
+        now = time.monotonic()
+        if self._glance is None or now - self._glance[0] > _GLANCE_S:
+            self._glance = now, _looked(self._watcher)
+        return self._glance[1]
+
+    def under_way(self) -> list[Section]:
+        """The round of a deployment that is open."""
+        running = self.glance().state is State.RUNNING
+        return [round_section(self.folder, running=running)] if self.kind is Kind.DEPLOYMENT else []
+
+    def light(self) -> dict[str, str]:
+        """The blocks that cost nothing to make, and change all the time."""
+        return {"bar-0": glance_html(self.glance(), "bar-0")} | blocks_of(self.under_way())
+
+    # -- the page ----------------------------------------------------------------------------------------------------
+
+    def made(self, *, now: bool = False) -> Made:
+        """The page: as new as can be with `now`, else as new as its share of the time allows."""
+        with self._lock:
+            found = _signature(self.folder), self._look().state
+            if self._made is None or (found != self._signature and (now or self._is_due(found[1]))):
+                self._make_page()
+                self._signature = found
+            assert self._made is not None
+            return self._made
+
+    def _is_due(self, state: State) -> bool:
+        ended = bool(self._signature) and state is not self._signature[1]
+        return ended or time.monotonic() >= self._due
+
+    def _make_page(self) -> None:
+        start = time.monotonic()
+        number = self._made.number + 1 if self._made else 0
+        with debug_mode(False):
+            html, blocks = self._run_page() if self.kind in (Kind.RUN, Kind.DEPLOYMENT) else (self._other_page(), {})
+        self._made = Made(html, blocks, number)
+        self._due = time.monotonic() + max(_LEAST_S, (time.monotonic() - start) / _SHARE)
+
+    def _run_page(self) -> tuple[str, dict[str, str]]:
+        try:
+            run = self._run()
+            return run_page(run, self._speeds_of(run)), blocks_of(run_sections(run, self._speeds_of(run)))
+        except Exception as error:  # whatever may be wrong with files that somebody has changed
+            return _sorry(self.folder, error), {}
+
+    def _other_page(self) -> str:
+        try:
+            return self._make(self.folder) if self.kind is Kind.REPRODUCTION else page_of(self.folder)
+        except Exception as error:
+            return _sorry(self.folder, error)
+
+    def _run(self) -> Run:
+        run = load_run(self.folder)
+        if run.summary is not None:
+            self._records, self._lines, self._order = [], Lines(self.folder / "rounds.jsonl"), None
+            return run
+        self._read_records(run.settings.clients)
+        return _OpenRun(settings=run.settings, summary=None, folder=self.folder, held_records=self._records)
+
+    def _read_records(self, clients: int) -> None:
+        fresh, lines = self._lines.new()
+        if fresh:
+            self._records, self._order = [], None
+        for line in lines:
+            record = RoundRecord.from_json(line.decode())
+            self._order = self._order or RecordOrder(rule=record.rule, clients=clients)
+            self._order.check(record)
+            self._records.append(record)
+
+    def _speeds_of(self, run: Run) -> ArrayLike | None:
+        """The speeds of a run's clients, which are found once there is a round."""
+        if self._speeds is None:
+            found = speeds_of(run)
+            if self._records or run.summary is not None:
+                self._speeds = (found,)
+            return found
+        return self._speeds[0]
+
+
+def _signature(folder: Path) -> tuple[object, ...]:
+    """What changes when the folder does."""
+    return tuple(_stamp(folder / name) for name in _FILES)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _looked(watcher: Watcher) -> Glance:
+    """A glance, also at what cannot be read."""
+    try:
+        return watcher.look()
+    except Exception as error:
+        words = f"cannot be read: {_sentence(watcher.folder, error)}"
+        return Glance(watcher.kind, State.STOPPED, words, 0, None, "rounds", "", (), 0.0)
+
+
+def _sorry(folder: Path, error: Exception) -> str:
+    """A page in the place of one that cannot be made."""
+    return render(folder.name, f"There is nothing to show yet: {_sentence(folder, error)}.", [])
+
+
+def _sentence(folder: Path, error: Exception) -> str:
+    """What is wrong, without the path of the folder; of what is not ours only its kind."""
+    if isinstance(error, SafaError):
+        return str(error).replace(f"{folder}/", "").replace(str(folder), "the folder").rstrip(".")
+    return f"its files do not fit together ({type(error).__name__})"
+
+
+class Library:
+    """All that is under a folder."""
+
+    def __init__(self, top: Path, make: Maker) -> None:
+        self.folders, self._make = Folders(top), make
+        self._lock = threading.Lock()
+        self._watchers: dict[Path, Watcher] = {}
+        self._pages: OrderedDict[Path, Watched] = OrderedDict()
+        self._listed: dict[Path, tuple[float, dict[str, Glance]]] = {}
+
+    def watched(self, path: str) -> Watched | None:
+        """The folder at a path as a browser names it; None where there is nothing to show."""
+        folder = self.folders.find(path)
+        kind = kind_of(folder) if folder is not None and path else None
+        if folder is None or kind is None:
+            return None
+        with self._lock:
+            found = self._pages.pop(folder, None)
+            if found is None or found.kind is not kind:
+                found = Watched(folder, kind, self._make)
+            self._pages[folder] = found
+            while len(self._pages) > _KEPT:
+                self._pages.popitem(last=False)
+            return found
+
+    def glances(self, path: str) -> dict[str, Glance] | None:
+        """What is in a folder, by name: first what runs, then what was written last; None where there is no folder."""
+        folder = self.folders.find(path)
+        if folder is None:
+            return None
+        with self._lock:
+            known = self._listed.get(folder)
+            if known is None or time.monotonic() - known[0] > _GLANCE_S:
+                known = time.monotonic(), self._look(folder)
+                self._listed = {folder: known} if len(self._listed) > _KEPT else self._listed | {folder: known}
+            return known[1]
+
+    def _look(self, folder: Path) -> dict[str, Glance]:
+        found = list(self.folders.below(folder))
+        for path, kind in found:
+            if path not in self._watchers or self._watchers[path].kind is not kind:
+                self._watchers[path] = watcher_of(path, kind)
+        seen = [(self.folders.name_of(path), _looked(self._watchers[path])) for path, _ in _newest(found)]
+        seen.sort(key=lambda one: (one[1].state is not State.RUNNING, -one[1].changed, one[0]))
+        return dict(seen)
+
+
+def _newest(found: Sequence[tuple[Path, Kind]]) -> list[tuple[Path, Kind]]:
+    """As many as fit into a list, those in which a file was made last."""
+    if len(found) <= _MOST:
+        return list(found)
+    return sorted(found, key=lambda one: _stamp(one[0]) or (0, 0), reverse=True)[:_MOST]

@@ -41,21 +41,14 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
-    from safa.report.live import serve
+    from safa.report.live import LiveServer
 
-    def ready(address: str) -> None:
-        words = f"The runs under {arguments.folder} are at {address} until you press Ctrl-C."
-        Console(highlight=False).print(words, soft_wrap=True, markup=False)
-
+    folder, host, port, token = Path(arguments.folder), arguments.host, arguments.port, arguments.token
+    server = LiveServer(folder, host=host, port=port, token=token, reproduction=_reproduction_page)
+    words = f"The runs under {folder} are at {server.address} until you press Ctrl-C."
+    Console(highlight=False).print(words, soft_wrap=True, markup=False)
     os.nice(_NICE)  # the runs go first
-    serve(
-        Path(arguments.folder),
-        host=arguments.host,
-        port=arguments.port,
-        token=arguments.token,
-        reproduction=_reproduction_page,
-        ready=ready,
-    )
+    server.run()
 
 
 def _reproduction_page(folder: Path) -> str:

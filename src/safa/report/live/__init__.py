@@ -1,6 +1,6 @@
 """The live view: every run, sweep, arena, reproduction and deployment under a folder in a browser, while it is written.
 
-`serve` starts the server. It only reads: it finds folders (`folders`), looks at what their files say (`glance`), makes
+`LiveServer` serves it. It only reads: it finds folders (`folders`), looks at what their files say (`glance`), makes
 pages (`pages`), and sends what changes as server-sent events (`app`) to those who may see it (`access`).
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from safa.errors import SafaError
 if TYPE_CHECKING:
     from safa.report.live.pages import Maker
 
-__all__ = ["serve"]
+__all__ = ["LiveServer"]
 
 _OPTIONS: dict[str, Any] = {
     "loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
@@ -28,43 +27,44 @@ _OPTIONS: dict[str, Any] = {
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
 
 
-def serve(
-    folder: Path,
-    *,
-    reproduction: Maker,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str | None = None,
-    ready: Callable[[str], object] = print,
-) -> None:
-    """Serve what is under a folder until the program is stopped; `ready` is given the address to open.
+class LiveServer:
+    """Serves what is under a folder, from `run` until `stop`."""
 
-    Elsewhere than on the loopback interface a token is needed; one is made where none is given. `reproduction` makes the
-    page of a reproduction of the paper from its folder.
-    """
-    try:
-        import uvicorn
+    def __init__(
+        self, folder: Path, *, reproduction: Maker, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    ) -> None:
+        """Listen on a port, any free one by default. `reproduction` makes the page of a reproduction from its folder.
 
-        from safa.report.live.access import is_loopback
-        from safa.report.live.app import make_app
-    except ImportError as error:
-        raise SafaError(f"the live view needs {error.name}; install it with pip install 'safa[serve]'") from None
-    _check(folder, port, token)
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)
-    with _listening(host, port) as listener:
-        bound = int(listener.getsockname()[1])
-        app = make_app(
-            folder,
-            host=host,
-            port=bound,
-            token=token,
-            reproduction=reproduction,
-            stopping=lambda: server.should_exit,
-        )
-        server = uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
-        ready(f"http://{_in_address(host)}:{bound}/{f'?token={token}' if token else ''}")
-        server.run(sockets=[listener])
+        Elsewhere than on the loopback interface a token is needed; one is made where none is given.
+        """
+        try:
+            import uvicorn
+
+            from safa.report.live.access import is_loopback
+            from safa.report.live.app import make_app
+        except ImportError as error:
+            raise SafaError(f"the live view needs {error.name}; install it with pip install 'safa[serve]'") from None
+        _check(folder, port, token)
+        if token is None and not is_loopback(host):
+            token = secrets.token_urlsafe(24)
+        self._socket = _listening(host, port)
+        port = int(self._socket.getsockname()[1])
+        self.address = f"http://{_in_address(host)}:{port}/{f'?token={token}' if token else ''}"
+        """What to open in a browser."""
+        app = make_app(folder, host=host, port=port, token=token, reproduction=reproduction, stopping=self._is_stopping)
+        self._server = uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
+
+    def run(self) -> None:
+        """Serve until somebody stops it, or the program."""
+        with self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Let `run` come to its end."""
+        self._server.should_exit = True
+
+    def _is_stopping(self) -> bool:
+        return self._server.should_exit
 
 
 def _check(folder: Path, port: int, token: str | None) -> None:

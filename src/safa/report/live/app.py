@@ -7,9 +7,10 @@ import base64
 import functools
 import hashlib
 import html
+import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from safa.report.page import blocks_of, render, scripts, style
 __all__ = ["make_app"]
 
 _PAUSE_S = 0.5
-_ALIVE_S = 15.0
-"""So often something is sent at least, so that a browser that is gone is noticed."""
+_ALIVE = 30
+"""After so many pauses something is sent, so that a browser that is gone is noticed."""
 Stopping = Callable[[], bool]
 
 
@@ -79,29 +80,31 @@ class _Views:
         path = request.path_params["path"].strip("/")
         if self._library.folders.find(path) is None:
             return _not_found()
-        return self._stream(request, functools.partial(_list_changes, self._library, path, {}))
+        return self._stream(request, [functools.partial(_list_changes, self._library, path, {})])
 
     async def run_events(self, request: Request) -> Response:
         watched = await run_in_threadpool(self._library.watched, request.path_params["path"])
         if watched is None:
             return _not_found()
-        return self._stream(request, _RunChanges(watched, request.query_params.get("made", "")))
+        changes = _RunChanges(watched, request.query_params.get("made", ""))
+        return self._stream(request, [changes.light, changes.rest])
 
-    def _stream(self, request: Request, changes: Callable[[], str]) -> Response:
+    def _stream(self, request: Request, looks: Sequence[Callable[[], str]]) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return StreamingResponse(self._events(request, changes), media_type="text/event-stream")
+        return StreamingResponse(self._events(request, looks), media_type="text/event-stream")
 
-    async def _events(self, request: Request, changes: Callable[[], str]) -> AsyncIterator[str]:
+    async def _events(self, request: Request, looks: Sequence[Callable[[], str]]) -> AsyncIterator[str]:
         """Look again and again, and send what has changed, as long as somebody listens."""
         yield "retry: 1000\n\n"
-        silent_s = 0.0
-        while not self._stopping() and not await request.is_disconnected():
-            found = await run_in_threadpool(changes)
-            silent_s = 0.0 if found else silent_s + _PAUSE_S
-            if found or silent_s >= _ALIVE_S:
-                silent_s = 0.0
-                yield found or ": alive\n\n"
+        for turn in itertools.count(1):
+            for look in looks:
+                if self._stopping() or await request.is_disconnected():
+                    return
+                if found := await run_in_threadpool(look):
+                    yield found
+            if turn % _ALIVE == 0:
+                yield ": alive\n\n"
             await asyncio.sleep(_PAUSE_S)
 
 
@@ -122,23 +125,28 @@ def _list_changes(library: Library, path: str, sent: dict[str, str]) -> str:
 
 
 class _RunChanges:
-    """The blocks of a page that have changed since they were sent; of a page without blocks, that it has changed."""
+    """What has changed on a page since it was sent; `made` is the number of the page that the browser has."""
 
     def __init__(self, watched: Watched, made: str) -> None:
         self._watched, self._number = watched, made
         self._sent: dict[str, str] = {}
-        first = watched.made()
-        if made == str(first.number):
-            self._sent = dict(first.blocks)
 
-    def __call__(self) -> str:
-        made, stale = self._watched.made(), ""
-        blocks = made.blocks | self._watched.light()
-        if str(made.number) != self._number:
-            self._number, stale = str(made.number), "" if made.blocks else _event("stale", made.number)
+    def light(self) -> str:
+        """What is seen at a glance."""
+        return self._changed(self._watched.light())
+
+    def rest(self) -> str:
+        """The other blocks; of a page that has none, that it is another one now."""
+        made = self._watched.made()
+        if str(made.number) == self._number:
+            return ""
+        self._number = str(made.number)
+        return self._changed(made.blocks) if made.blocks else _event("stale", made.number)
+
+    def _changed(self, blocks: dict[str, str]) -> str:
         changed = {key: block for key, block in blocks.items() if self._sent.get(key) != block}
-        self._sent = blocks
-        return (_event("blocks", changed) if changed else "") + stale
+        self._sent |= changed
+        return _event("blocks", changed) if changed else ""
 
 
 def _whole(path: str, watched: Watched) -> str:

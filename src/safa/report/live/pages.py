@@ -66,27 +66,24 @@ class Watched:
 
     def __init__(self, folder: Path, kind: Kind, make: Maker) -> None:
         self.folder, self.kind, self._make = folder, kind, make
-        self._lock, self._watcher = threading.Lock(), watcher_of(folder, kind)
+        self._making, self._looking, self._watcher = threading.Lock(), threading.Lock(), watcher_of(folder, kind)
         self._lines, self._records = Lines(folder / "rounds.jsonl"), list[RoundRecord]()
         self._order: RecordOrder | None = None
         self._speeds: tuple[ArrayLike | None] | None = None
         self._glance: tuple[float, Glance] | None = None
         self._made: Made | None = None
         self._signature: tuple[object, ...] = ()
-        self._due, self._failed = 0.0, ""
+        self._due = 0.0
 
     # -- at a glance -------------------------------------------------------------------------------------------------
 
     def glance(self) -> Glance:
         """What there is to see at a glance, at most half a second old."""
-        with self._lock:
-            return self._look()
-
-    def _look(self) -> Glance:
-        now = time.monotonic()
-        if self._glance is None or now - self._glance[0] > _GLANCE_S:
-            self._glance = now, _looked(self._watcher)
-        return self._glance[1]
+        with self._looking:
+            now = time.monotonic()
+            if self._glance is None or now - self._glance[0] > _GLANCE_S:
+                self._glance = now, _looked(self._watcher)
+            return self._glance[1]
 
     def under_way(self) -> list[Section]:
         """The round of a deployment that is open."""
@@ -101,8 +98,8 @@ class Watched:
 
     def made(self, *, now: bool = False) -> Made:
         """The page: as new as can be with `now`, else as new as its share of the time allows."""
-        with self._lock:
-            found = _signature(self.folder), self._look().state
+        with self._making:
+            found = _signature(self.folder), self.glance().state
             if self._made is None or (found != self._signature and (now or self._is_due(found[1]))):
                 self._make_page()
                 self._signature = found

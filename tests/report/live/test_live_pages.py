@@ -1,0 +1,202 @@
+"""The live view in a real browser: pages that are open grow by themselves, and ask nobody but the server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from safa.experiments.sweep import run_sweep
+from safa.runs.folder import ROSTER, STATUS, STATUS_FORMAT
+from safa.runs.settings import Settings
+from tests.programs import chromium
+from tests.report.live.serving import serving, written
+
+pytestmark = pytest.mark.slow
+
+SOON_MS = 2000
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens pages, and holds them to silence: no message, and no request to anybody but the server."""
+    contexts = []
+    heard: list[str] = []
+    asked: set[str] = set()
+    served: set[str] = set()
+
+    def open_one(address: str, path: str = "", *, width: int = 1280, scheme: str = "light") -> Page:
+        served.add(address)
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("request", lambda request: asked.add(request.url))
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda problem: heard.append(str(problem)))
+        page.goto(address + path)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert heard == []
+    assert {url for url in asked if not url.startswith((*served, "data:", "blob:"))} == set()
+
+
+def glance(page: Page) -> str:
+    """What the page of a run says above everything else."""
+    return page.locator("header .glance").inner_text()
+
+
+def wait_for(page: Page, selector: str, words: str, *, ms: int = SOON_MS) -> None:
+    """Wait until an element says something."""
+    page.wait_for_function(
+        "([selector, words]) => document.querySelector(selector)?.textContent.includes(words)",
+        arg=[selector, words],
+        timeout=ms,
+    )
+
+
+def test_a_page_that_is_open_shows_a_new_round_within_two_seconds_without_a_reload(
+    tmp_path: Path, open_page: Open
+) -> None:
+    with written(tmp_path / "run", done=4) as run, serving(tmp_path) as address:
+        page = open_page(address, "run/run")
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert "4 of 12 rounds" in glance(page)
+        page.evaluate("window.opened = true; document.querySelectorAll('figure').forEach((one) => { one.old = true; })")
+        run.add()
+        wait_for(page, "header .glance", "5 of 12 rounds")
+        page.wait_for_function("[...document.querySelectorAll('figure')].some((one) => !one.old)")
+        run.finish()
+        wait_for(page, "header .glance .state", "finished")
+        page.wait_for_function("!document.querySelector('main').textContent.includes('not finished')")
+        assert page.evaluate("window.opened")  # it is still the same page
+
+
+def test_a_page_that_was_opened_before_the_first_round_shows_it(tmp_path: Path, open_page: Open) -> None:
+    with written(tmp_path / "run") as run, serving(tmp_path) as address:
+        page = open_page(address, "run/run")
+        wait_for(page, "header .glance", "0 of 12 rounds")
+        run.add(3)
+        wait_for(page, "header .glance", "3 of 12 rounds")
+        page.wait_for_selector("main figure .chart[data-drawn]")
+
+
+def test_the_list_grows_and_follows_its_runs(tmp_path: Path, open_page: Open) -> None:
+    with serving(tmp_path) as address:
+        page = open_page(address)
+        assert "There are no runs here yet" in page.locator("main").inner_text()
+        with written(tmp_path / "first", done=2) as run:
+            wait_for(page, "[data-run=first]", "2 of 12 rounds")
+            page.get_by_label("Compare first").check()
+            run.add()
+            wait_for(page, "[data-run=first]", "3 of 12 rounds")
+            assert page.get_by_label("Compare first").is_checked()
+            assert page.locator("[data-run=first] polyline").count() == 1
+        wait_for(page, "[data-run=first] .state", "stopped")
+        with written(tmp_path / "<b>second", done=1):
+            wait_for(page, "#runs li:first-child", "<b>second")  # what runs comes first
+            assert page.locator("#runs b:not(.value b)").count() == 0
+        page.get_by_role("link", name="first").click()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert "stopped" in glance(page)
+        page.get_by_role("link", name="All runs").click()
+        page.wait_for_selector("#runs li")
+
+
+def test_a_sweep_grows_run_by_run_and_leads_to_its_runs(tmp_path: Path, open_page: Open) -> None:
+    runs = [Settings.of("boston", rounds=3, train=False, seed=seed) for seed in range(3)]
+    made = run_sweep(runs, tmp_path / "sweep")
+    next(made)
+    next(made)
+    with serving(tmp_path) as address:
+        page = open_page(address, "run/sweep")
+        assert "2 of 3 runs" in glance(page)
+        page.evaluate("window.opened = true")
+        list(made)
+        wait_for(page, "header .glance", "3 runs")
+        page.wait_for_function("document.querySelectorAll('.table:last-of-type tbody tr').length >= 3")
+        page.goto(address)
+        page.get_by_role("link", name="its runs").click()
+        assert page.locator("#runs li").count() == 3
+
+
+STATUS_NOW: dict[str, Any] = {
+    "format": STATUS_FORMAT, "now_s": 100.0, "round": 3, "is_open": True, "opened_s": 90.0, "deadline_s": 150.0,
+    "quota": 3, "accepted": 1, "openings": 1, "refusals": {"norm": 2},
+}  # fmt: skip
+
+
+def client(name: str, **more: Any) -> dict[str, Any]:
+    usual = {"online": True, "last_seen_s": 100.0, "at_work": True, "lag": 0, "refused": 0, "present": True,
+             "blocked": False, "expelled": False}  # fmt: skip
+    return {"name": name} | usual | more
+
+
+def test_a_deployment_shows_the_round_that_is_under_way(tmp_path: Path, open_page: Open) -> None:
+    folder = tmp_path / "run"
+    clients = [
+        client("<i>ann", lag=1),
+        client("bob", online=False, last_seen_s=60.0),
+        client("eve", blocked=True, refused=2),
+    ]
+    with written(folder, done=2), serving(tmp_path) as address:
+        (folder / "deploy.toml").touch()
+        (folder / ROSTER).write_text(json.dumps([{"name": c["name"], "size": 1, "details": {}} for c in clients]))
+        (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"clients": clients}))
+        page = open_page(address, "run/run")
+        part = page.locator("#under-way")
+        assert "Round 3 is open" in part.inner_text()
+        assert re.search(r"updates in\s+1 of 3", part.inner_text())
+        rows = [re.split(r"\s+", row) for row in part.locator("tbody tr").all_inner_texts()]
+        assert [row[:2] for row in rows] == [["<i>ann", "online"], ["bob", "offline"], ["eve", "blocked"]]
+        assert "40" in rows[1]
+        (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"accepted": 2, "clients": clients}))
+        wait_for(page, "#under-way", "2 of 3")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_list_is_accessible_and_fits(tmp_path: Path, open_page: Open, width: int, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with (
+        written(tmp_path / "a-run-with-a-name-that-is-as-long-as-names-of-runs-can-be", done=5),
+        serving(tmp_path) as address,
+    ):
+        page = open_page(address, width=width, scheme=scheme)
+        page.wait_for_selector("#runs polyline")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        found = Axe().run(page).response["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_two_runs_are_compared_from_the_list(tmp_path: Path, open_page: Open) -> None:
+    pytest.importorskip("safa.report.compare")
+    for name in ("one", "two"):
+        with written(tmp_path / name, done=3) as run:
+            run.finish()
+    with serving(tmp_path) as address:
+        page = open_page(address)
+        for name in ("one", "two"):
+            page.get_by_label(f"Compare {name}").check()
+        page.get_by_role("button", name="Compare").click()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert {"one", "two"} <= set(re.findall(r"\w+", page.locator("main").inner_text()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, Target, reached
 from safa.errors import SafaError
-from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
+from safa.analysis.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
 from safa.runs.frames import frame
 from safa.runs.sweep_folder import SweepFolder

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from safa.analysis import Target, higher_is_better
+from safa.analysis.targets import Target, higher_is_better
 from safa.analysis.statistics import (
     LEVEL,
     Interval,

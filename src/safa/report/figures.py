@@ -21,8 +21,8 @@ from safa.analysis.client_map import ClientMap, State
 from safa.runs import write_atomically
 
 __all__ = [
-    "PROTOCOLS", "RECOLOURED", "STATES", "THEMES", "Axis", "Style", "bars", "client_map", "dots", "lines", "save",
-    "specification", "styles",
+    "BACK", "INK", "PROTOCOLS", "RAMP", "RECOLOURED", "SOFT", "STATES", "THEMES", "Axis", "Style", "bars",
+    "client_map", "dots", "lines", "save", "specification", "styles",
 ]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
@@ -69,8 +69,15 @@ RECOLOURED: dict[str, str] = {
     "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
     "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
     "#7a5c00": "#c7a54a", "#7b3fa0": "#b98ad9",
+    "#dd7a00": "#ffc04d", "#d9480f": "#ff9a5c", "#c92a55": "#fb7ba0", "#a52a8f": "#e07fd6", "#7636c4": "#b592f7",
+    "#4b3ec9": "#8f9bff", "#2b3a9b": "#7fb2ff", "#1a2a5e": "#79d0e6",
 }  # fmt: skip
 """The colours of the light theme, and those of the dark theme for them."""
+
+INK, SOFT, BACK = _INK, _SOFT, _BACK
+"""The colours of text, of less important text, and of the page."""
+RAMP = ("#dd7a00", "#d9480f", "#c92a55", "#a52a8f", "#7636c4", "#4b3ec9", "#2b3a9b", "#1a2a5e")
+"""Colours for numbers, from low to high."""
 
 
 def _theme(ink: str, soft: str, line: str, back: str) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["TITLES", "capital", "number", "protocol_name", "time_unit", "value_of"]
+__all__ = ["TIMES", "TITLES", "capital", "duration", "number", "protocol_name", "time_unit", "value_of"]
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
           "fedbuff": "FedBuff", "timelyfl": "TimelyFL", "fedcompass": "FedCompass",
           "fedsecant": "FedSecant"}  # fmt: skip
+
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 TITLES: dict[str, str] = {
     "round_length_s": "round length, s",
@@ -70,6 +72,15 @@ def value_of(name: str, value: Any) -> str:
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (0.0, "bytes"))
 _TIMES = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it, to three digits."""
+    size, unit = next((pair for pair in _LENGTHS if abs(seconds) >= 2 * pair[0]), (1.0, "s"))
+    return f"{number(seconds / size)} {unit}"
+
+
+_LENGTHS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:

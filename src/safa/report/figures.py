@@ -212,14 +212,14 @@ def lines(
     band: tuple[str, str] | None = None,
     points: bool = False,
     also: Sequence[Axis] = (),
-    target: tuple[float, float | None] | None = None,
+    target: tuple[float, float | None, str] | None = None,
     height: int = 240,
 ) -> alt.LayerChart:
     """Curves of `y` over `x`, one per value of `series`, with a band between two fields and points where wanted.
 
     The tooltip of a point shows x, the series, y, and the fields in `also`. `names` are all the series that a page
     has, where some may be missing here, so that each looks the same in every chart. `target` is a value of y to reach,
-    which is marked, and the x where it was reached, if it was.
+    which is marked, the x where it was reached, if it was, and what to say there.
     """
     names = list(names) or (list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""])
     looks = styles(names)
@@ -242,8 +242,8 @@ def lines(
     return _layered(layers, height)
 
 
-def _target_layers(value: float, at: float | None) -> list[alt.Chart]:
-    """A dashed line at a value to reach, and a mark at the x where it was reached."""
+def _target_layers(value: float, at: float | None, said: str) -> list[alt.Chart]:
+    """A dashed line at a value to reach, and a mark with a few words at the x where it was reached."""
     one, y = alt.Chart(_data([{}])), alt.YDatum(value)
     rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
     text = one.mark_text(text=f"target {value:g}", align="left", dx=4, dy=-8, color=_SOFT, fontSize=12)
@@ -251,7 +251,7 @@ def _target_layers(value: float, at: float | None) -> list[alt.Chart]:
     if at is not None:
         there = one.encode(x=alt.XDatum(at), y=y)
         layers.append(there.mark_point(size=130, filled=True, opacity=1, color="#d55e00"))
-        layers.append(there.mark_text(text="reached", dy=17, color=_INK, fontSize=12, fontWeight=600))
+        layers.append(there.mark_text(text=said, align="right", dx=8, dy=18, color=_INK, fontSize=12, fontWeight=600))
     return layers
 
 

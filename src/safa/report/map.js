@@ -44,7 +44,7 @@ window.safaMap = (() => {
       if (x + wide > width && x > left) [x, y] = [left, y + 20];
       return [(x += wide) - wide, y];
     });
-    const top = y + 30, spot = { left, top, width: width - left - 1, height, thick, wide: (width - left - 1) / columns };
+    const top = y + 30, spot = { left, top, width: width - left - 14, height, thick, wide: (width - left - 14) / columns };
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round((top + height + 40) * ratio);
     Object.assign(canvas.style, { width: `${width}px`, height: `${top + height + 40}px` });
@@ -88,9 +88,7 @@ window.safaMap = (() => {
   // Places for at most so many labels.
   function ticks(count, most) {
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((size) => count / size <= most) ?? 1000;
-    const found = [0];
-    for (let place = step - 1; place < count; place += step) if (place > step / 2) found.push(place);
-    return found;
+    return [...Array(count).keys()].filter((place) => (place + 1) % step === 0);
   }
 
   // A round of a client, in words.
@@ -114,7 +112,7 @@ window.safaMap = (() => {
 
   // What a client did round by round, and above that how far behind its updates were.
   function lagChart(data, cells, row, config, width) {
-    const columns = data.rounds.length, left = 30, high = 96, wide = (width - left - 4) / columns;
+    const columns = data.rounds.length, left = 30, high = 96, wide = (width - left - 14) / columns;
     const own = [...Array(columns).keys()].map((column) => row * columns + column), came = own.filter((cell) => cells.lag[cell] !== NONE);
     const most = came.reduce((top, cell) => Math.max(top, cells.lag[cell]), 1);
     const x = (cell) => left + (cell % columns + 0.5) * wide, y = (lag) => 24 + (high - 34) * (1 - lag / most);
@@ -124,7 +122,7 @@ window.safaMap = (() => {
     chart.append(shape("text", { ...soft, x: 0, y: 11 }, "versions behind"));
     for (const lag of new Set([0, Math.floor(most / 2), most])) {
       chart.append(shape("text", { ...soft, x: left - 8, y: y(lag) + 4, "text-anchor": "end" }, lag));
-      chart.append(shape("line", { x1: left, x2: width - 4, y1: y(lag), y2: y(lag), stroke: config.axis.gridColor }));
+      chart.append(shape("line", { x1: left, x2: width - 14, y1: y(lag), y2: y(lag), stroke: config.axis.gridColor }));
     }
     chart.append(shape("polyline", { points: came.map((cell) => `${x(cell)},${y(cells.lag[cell])}`).join(" "), fill: "none", stroke: config.axis.labelColor, "stroke-width": 1 }));
     for (const cell of came) chart.append(shape("circle", { cx: x(cell), cy: y(cells.lag[cell]), r: columns > 300 ? 1.5 : 3, fill: colour(cell) }));
@@ -147,7 +145,7 @@ window.safaMap = (() => {
       if (meanings[row]) card.append(element("dd", meanings[row], "meaning"));
       facts.append(card);
     }
-    story.append(element("h4", `Client ${data.clients[row]}`), facts, lagChart(data, cells, row, config, story.clientWidth || 600));
+    story.append(facts, lagChart(data, cells, row, config, story.clientWidth || 600));
   }
 
   // Fill the list of clients; the first entry of it is nobody.

@@ -325,10 +325,11 @@ def _chart(data: Any, alt: str, renderer: str, room: str) -> str:
 def _client_figure(figure: ClientFigure) -> str:
     """The map, a list of the clients to choose from, and room for the story of one."""
     chart = _chart(figure.data, figure.alt, "map", ' style="min-height:490px"')
-    choice = '<label>The story of client <select autocomplete="off"><option value="">none</option></select></label>'
+    choose = '<select autocomplete="off"><option value="">choose</option></select>'
+    choice = f"<p>Click a row, or choose: <label>the story of client {choose}</label></p>"
     return (
-        f'<figure class="wide"><h3>{html.escape(figure.title)}</h3>'
-        f"<figcaption>{_inline(figure.caption)}</figcaption>{chart}"
+        f'<figure class="wide"><h3>{html.escape(figure.title)}</h3>{chart}'
+        f"<figcaption>{_inline(figure.caption)}</figcaption>"
         f'<div class="client">{choice}<div class="story" role="status"></div></div></figure>'
     )
 

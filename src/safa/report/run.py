@@ -83,7 +83,7 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     main = _main_figure(seen.rows, run.settings, values, time)
     return [
         Section("Result", [state, _headline(run, values, clients), main], headed=False),
-        Section("Clients", [_map(run, clients)]),
+        Section("Clients", [_map(run, clients)], headed=False),
         Section("More", [
             Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
             Folded("Learning: every metric and the loss", _learning(seen.rows, run.settings, time)),
@@ -225,7 +225,8 @@ def _left_out(clients: Clients) -> Fact:
     never = [client for client in clients.order[::-1].tolist() if clients.merged[client] == 0]
     said = "every client reached the model"
     if never:
-        said = f"never reached the model: {some_of([clients.names[client] for client in never])}"
+        names = some_of([clients.names[client] for client in never])
+        said = f"never reached the model: client{'s' * (len(never) > 1)} {names}"
         slow = len(set(never) & set(clients.order[count // 2 :].tolist()))
         said += f"; {'all' if slow == len(never) else f'{slow:,}'} in the slower half" if len(never) > 5 else ""
     return Fact("Clients left out", f"{len(never):,} of {count:,}", said, "starved")
@@ -334,24 +335,20 @@ def _curve(
     if not found:
         return Words(f"The {what} of the global model was never a finite number.")
     size, unit = time_unit(found[-1]["closed_s"])
-    time = Axis("time", f"{time_word}, {unit}", ".4~r")
+    time = Axis("time", f"{time_word}, {unit}", ".4~r", zero=True)
     points = [
         {"round": row["round"], "time": row["closed_s"] / size, "score": row["scores"][what]} for row in _thinned(found)
     ]
     first, last = found[0]["scores"][what], found[-1]["scores"][what]
     x, also, over = (time, _ROUND, time_word) if over_time else (_ROUND, time, "rounds")
-    goal = target and (target[0], None if target[1] is None else target[1] / size)
+    reached = "" if target is None or target[1] is None else f"reached after {duration(target[1])}"
+    goal = target and (target[0], None if target[1] is None else target[1] / size, reached)
     y = Axis("score", what, ".4~r")
     chart = figures.lines(points, x, y, also=[also], target=goal, height=200 if wide else 210)
     said = f"{capital(what)} of the global model on the test set over {over}."
-    said += _target_said(*target) if target else ""
+    said += f" The dashed line is the target, {target[0]:g}, {reached or 'not reached'}." if target else ""
     ends = f"It goes from {first:.3g} to {last:.3g}."
     return Figure(chart, f"{capital(what)} over {over}", said, f"{said} {ends}", wide=wide)
-
-
-def _target_said(value: float, at_s: float | None) -> str:
-    reached = "not reached" if at_s is None else f"reached after {duration(at_s)}"
-    return f" The dashed line is the target, {value:g}, {reached}."
 
 
 def _spread(items: Ids, most: int) -> Ids:
@@ -368,7 +365,6 @@ def _map(run: Run, clients: Clients) -> ClientFigure:
     shown = cells.rows(np.arange(0, len(cells.rounds), every))
     count = len(clients.order)
     caption = f"A row is a client, a column a round; the clients are ordered by {clients.by}, the fastest on top."
-    caption += " Click a row for the story of that client."
     if shown.deprecated.any():
         caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
     if len(shown.clients) < count:

@@ -82,6 +82,10 @@ def number(value: Any) -> str:
         return str(value)
     if math.isinf(value):
         return "unlimited" if value > 0 else "-inf"
+    return _short(value)
+
+
+def _short(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -118,11 +122,10 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
 
 def duration(seconds: float) -> str:
     """A time in the unit that suits it."""
-    size, unit = next(pair for pair in _DURATIONS if seconds >= 2 * pair[0])
-    return f"{seconds / (size or 1.0):,.3g}\N{NO-BREAK SPACE}{unit}"
+    size, unit = time_unit(seconds)
+    return f"{_short(seconds / size)}\N{NO-BREAK SPACE}{unit}"
 
 
-_DURATIONS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (0.0, "bytes"))
 _TIMES = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis.client_map import ClientMap, State
+from safa.analysis.client_map import ClientMap, State, client_map
 from safa.analysis.client_totals import ClientTotals, of_all
-from safa.protocol.records import Ids
+from safa.errors import SafaError
+from safa.fleet import make_fleet
+from safa.protocol.records import Ids, RoundRecord
 from safa.report.figures import STATES
 from safa.report.page import ClientFigure
 from safa.report.words import counted, duration, number
+from safa.runs import Run
 
-__all__ = ["Clients", "client_figure"]
+__all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "Clients", "client_figure", "clients_of", "spread"]
+
+MAP_CLIENTS, MAP_ROUNDS = 1000, 1000
+"""The most clients and rounds that the map shows."""
 
 _OVER, _MISSING = 8, 2**16 - 1
 """The bit that says that a client starts over, and the number of what is missing, as in `map.js`."""
@@ -77,8 +83,70 @@ def _card(name: str, values: Any, meanings: Sequence[str] = (), column: str = ""
     return {"name": name, "column": column, "values": shown, "meanings": list(meanings) or [""] * len(shown)}
 
 
-def client_figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:
-    """The map of `cells`, which may be some of the clients and rounds."""
+def clients_of(
+    run: Run, merged: NDArray[np.int64], totals: ClientTotals, took_s: NDArray[np.float64], speeds: ArrayLike | None
+) -> Clients:
+    """What is known of the clients of a run; without `speeds` they are ordered by the time that their updates took."""
+    count, roster = len(merged), run.roster()
+    took_s = _known(took_s, count)
+    given = None if speeds is None else _known(speeds, count)
+    slowness, by = (took_s, "the time their updates took") if given is None else (-given, "speed")
+    return Clients(
+        names=[
+            str(client) if roster is None or client >= len(roster) else str(roster[client]["name"])
+            for client in range(count)
+        ],
+        order=np.argsort(np.where(np.isnan(slowness), np.inf, slowness), kind="stable"),
+        by=by,
+        speeds=given,
+        took_s=took_s,
+        sizes=_sizes(run, count),
+        merged=merged,
+        totals=totals,
+    )
+
+
+def _known(values: ArrayLike, count: int) -> NDArray[np.float64]:
+    """The values of the first so many clients, NaN where there is none."""
+    given = np.asarray(values, dtype=np.float64)[:count]
+    return np.concatenate([given, np.full(count - len(given), np.nan)])
+
+
+def _sizes(run: Run, count: int) -> NDArray[np.float64] | None:
+    """How many samples each client holds, where that is known without the data."""
+    roster = run.roster()
+    if roster is not None:
+        return _known([member["size"] for member in roster], count)
+    try:
+        return _known(make_fleet(run.settings).sizes, count)
+    except SafaError:
+        return None
+
+
+def spread(items: Ids, most: int) -> Ids:
+    """At most that many items, evenly spread."""
+    if len(items) <= most:
+        return items
+    return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
+
+
+def client_figure(records: Iterable[RoundRecord], clients: Clients) -> ClientFigure:
+    """The map of a run, of at most so many clients and rounds."""
+    cells = client_map(records, spread(clients.order, MAP_CLIENTS))
+    every = -(-len(cells.rounds) // MAP_ROUNDS)
+    shown = cells.rows(np.arange(0, len(cells.rounds), every))
+    count = len(clients.order)
+    caption = f"A row is a client, a column a round; the clients are ordered by {clients.by}, the fastest on top."
+    if shown.deprecated.any():
+        caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
+    if len(shown.clients) < count:
+        caption += f" Shown are {len(shown.clients):,} of {count:,} clients, evenly spread over that order."
+    if every > 1:
+        caption += f" Shown is one round in {every}."
+    return _figure(shown, clients, caption)
+
+
+def _figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:
     rounds, rows = cells.state.shape
     counts = np.bincount(cells.state.ravel(), minlength=len(State))
     parts = ", ".join(f"{STATES[State(place)][0]} {count:,}" for place, count in enumerate(counts) if count)

@@ -10,50 +10,22 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis import Metrics, all_metrics, higher_is_better, target_words
-from safa.analysis.client_map import Turnarounds, client_map, lag
+from safa.analysis import Metrics, all_metrics, target_words
+from safa.analysis.client_map import Turnarounds, lag
 from safa.analysis.client_totals import ClientTotals
-from safa.errors import SafaError
-from safa.fleet import make_fleet
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.report import figures
-from safa.report.clients import Clients, client_figure
+from safa.report.clients import Clients, client_figure, clients_of, spread
 from safa.report.figures import Axis
-from safa.report.page import (
-    Block,
-    Cell,
-    ClientFigure,
-    Column,
-    Fact,
-    Facts,
-    Figure,
-    Folded,
-    Headline,
-    Section,
-    Table,
-    Words,
-    render,
-)  # fmt: skip
-from safa.report.words import (
-    capital,
-    counted,
-    duration,
-    label,
-    number,
-    percent,
-    protocol_name,
-    some_of,
-    time_unit,
-    value_of,
-)  # fmt: skip
+from safa.report.headline import headline
+from safa.report.page import Block, Cell, Column, Fact, Facts, Figure, Folded, Section, Table, Words, render
+from safa.report.words import capital, duration, label, number, protocol_name, time_unit, value_of
 from safa.runs import Run, plain
 from safa.runs.settings import Settings
 from safa.runs.values import shown
 
-__all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
+__all__ = ["run_heading", "run_page", "run_sections"]
 
-MAP_CLIENTS, MAP_ROUNDS = 1000, 1000
-"""The most clients and rounds that the map shows."""
 _POINTS, _BARS, _GROUPS = 500, 500, 100
 _CHARTED = 4
 """The most metrics that have charts, the main one first; the loss has one, too."""
@@ -66,9 +38,7 @@ def run_page(run: Run, speeds: ArrayLike | None = None, *, live: str = "") -> st
     Without speeds, clients are ordered by the time that their updates took, as the records show it. With the address
     of a stream of blocks in `live`, an open page follows it.
     """
-    settings = run.settings
-    title = f"{protocol_name(settings.protocol)} on {settings.task}"
-    return render(title, _lead(run), run_sections(run, speeds), live=live)
+    return render(*run_heading(run), run_sections(run, speeds), live=live)
 
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
@@ -77,13 +47,13 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     state = Words(_state(run, seen))
     if not seen.rows:
         return [Section("Result", [state]), Section("More", [_settings(run)])]
-    values = plain(run.summary or seen.metrics.values())
-    clients = _clients(run, seen, speeds)
+    values = plain(seen.metrics.values() | (run.summary or {}))
+    clients = clients_of(run, seen.metrics.merged, seen.totals, seen.turnarounds.medians(), speeds)
     time = "virtual time" if run.roster() is None else "time"
     main = _main_figure(seen.rows, run.settings, values, time)
     return [
-        Section("Result", [state, _headline(run, values, clients), main], headed=False),
-        Section("Clients", [_map(run, clients)], headed=False),
+        Section("Result", [state, headline(run.settings, values, clients), main], headed=False),
+        Section("Clients", [client_figure(run.records(), clients)], headed=False),
         Section("More", [
             Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
             Folded("Learning: every metric and the loss", _learning(seen.rows, run.settings, time)),
@@ -96,30 +66,31 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     ]  # fmt: skip
 
 
-def _lead(run: Run) -> str:
-    """What was run, in one line."""
+def run_heading(run: Run) -> tuple[str, str]:
+    """The title of a run's page, and what was run, in one line."""
     settings, roster = run.settings, run.roster()
     clients = f"{settings.clients:,} clients" if roster is None else f"{len(roster):,} devices"
     values = [clients, f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds", f"C = {settings.fraction:g}"]
     values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
-    values += [f"seed {settings.seed}"]
-    return ", ".join(values).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}") + "."
+    words = ", ".join([*values, f"seed {settings.seed}"])
+    title = f"{protocol_name(settings.protocol)} on {settings.task}"
+    return title, words.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}") + "."
 
 
 def _how(run: Run) -> str:
     """How long a round may be, and what a client does for an update."""
     settings, roster = run.settings, run.roster()
     endless = settings.round_limit_s == float("inf")
-    limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
+    limit = "has no time limit" if endless else f"takes {number(settings.round_limit_s)} s at most"
     samples = "" if settings.decides_sizes else f", about {settings.mean_size:,.0f} samples,"
     if roster is not None:
         samples = f", about {float(np.mean([member['size'] for member in roster])):,.0f} samples,"
     rate = settings.lr if isinstance(settings.lr, str) else f"{settings.lr:g}"
     rate += "" if settings.schedule == "constant" else f" (schedule {settings.schedule})"
     return (
-        f"Rounds are {limit}. For one update a client makes {_work(settings)} its data{samples} in mini-batches of "
+        f"A round {limit}. For one update a client makes {_work(settings)} its data{samples} in mini-batches of "
         f"{settings.batch_size}, with a learning rate of {rate}."
     )
 
@@ -181,98 +152,9 @@ def _row(record: RoundRecord, bases: Ids) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _headline(run: Run, values: Mapping[str, Any], clients: Clients) -> Headline:
-    """How good, how long, how much was wasted, who was left out."""
-    return Headline([_quality(run, values), _time(run, values), _wasted(values), _left_out(clients)])
-
-
-def _quality(run: Run, values: Mapping[str, Any]) -> Fact:
-    """The main metric of the last model; the length of a round where no model was evaluated."""
-    main = next(iter(run.settings.metrics), "loss")
-    last, best = values.get(f"last_{main}"), values.get(f"best_{main}")
-    if last is None:
-        why = "not evaluated yet" if run.settings.train else "no model was trained"
-        return Fact(capital(main), "\N{EN DASH}", why)
-    extreme = "highest" if higher_is_better(main, run.settings.metrics) else "lowest"
-    said = f"of the last model on the test set; the {extreme} was {number(best)}"
-    return Fact(capital(main), number(last) or "not finite", said, f"last_{main}")
-
-
-def _time(run: Run, values: Mapping[str, Any]) -> Fact:
-    """The time to the target; that of all rounds where there is no target."""
-    target, length = run.settings.target, values["round_length_s"]
-    whole = duration(values["virtual_time_s"])
-    if target is None:
-        return Fact("Time", whole, f"{duration(length)} a round; no target was set", "virtual_time_s")
-    wanted = f"{target.metric} of {target.value:g}"
-    if values["time_to_target_s"] is None:
-        return Fact("Time to target", "not reached", f"{wanted}, not within {whole}", "time_to_target_s")
-    said = f"until {wanted} was reached, in round {values['rounds_to_target']:,}"
-    return Fact("Time to target", duration(values["time_to_target_s"]), said, "time_to_target_s")
-
-
-def _wasted(values: Mapping[str, Any]) -> Fact:
-    refused = values["refused"]
-    said = "of what the clients computed; " + (
-        f"{counted(refused, 'update')} refused" if refused else "no update refused"
-    )
-    return Fact("Work thrown away", percent(values["futility"]), said, "futility")
-
-
-def _left_out(clients: Clients) -> Fact:
-    """Who never reached the global model, the slowest first."""
-    count = len(clients.merged)
-    never = [client for client in clients.order[::-1].tolist() if clients.merged[client] == 0]
-    said = "every client reached the model"
-    if never:
-        names = some_of([clients.names[client] for client in never])
-        said = f"never reached the model: client{'s' * (len(never) > 1)} {names}"
-        slow = len(set(never) & set(clients.order[count // 2 :].tolist()))
-        said += f"; {'all' if slow == len(never) else f'{slow:,}'} in the slower half" if len(never) > 5 else ""
-    return Fact("Clients left out", f"{len(never):,} of {count:,}", said, "starved")
-
-
-def _clients(run: Run, seen: _Seen, speeds: ArrayLike | None) -> Clients:
-    """What is known of the clients."""
-    count, roster = len(seen.metrics.merged), run.roster()
-    took_s = _known(seen.turnarounds.medians(), count)
-    given = None if speeds is None else _known(speeds, count)
-    slowness, by = (took_s, "the time their updates took") if given is None else (-given, "speed")
-    return Clients(
-        names=[
-            str(client) if roster is None or client >= len(roster) else str(roster[client]["name"])
-            for client in range(count)
-        ],
-        order=np.argsort(np.where(np.isnan(slowness), np.inf, slowness), kind="stable"),
-        by=by,
-        speeds=given,
-        took_s=took_s,
-        sizes=_sizes(run, count),
-        merged=seen.metrics.merged,
-        totals=seen.totals,
-    )
-
-
-def _known(values: ArrayLike, count: int) -> NDArray[np.float64]:
-    """The values of the first so many clients, NaN where there is none."""
-    given = np.asarray(values, dtype=np.float64)[:count]
-    return np.concatenate([given, np.full(count - len(given), np.nan)])
-
-
-def _sizes(run: Run, count: int) -> NDArray[np.float64] | None:
-    """How many samples each client holds, where that is known without the data."""
-    roster = run.roster()
-    if roster is not None:
-        return _known([member["size"] for member in roster], count)
-    try:
-        return _known(make_fleet(run.settings).sizes, count)
-    except SafaError:
-        return None
-
-
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most about a thousand rows, evenly spread."""
-    return list(rows[:: -(-len(rows) // _POINTS)]) if rows else []
+    """At most so many rows, evenly spread, the first and the last among them."""
+    return [rows[place] for place in spread(np.arange(len(rows)), _POINTS)]
 
 
 def _facts(values: dict[str, Any], meanings: Mapping[str, str]) -> list[Fact]:
@@ -316,14 +198,14 @@ def _learning(rows: Sequence[dict[str, Any]], settings: Settings, time_word: str
 
 
 def _main_figure(rows: Sequence[dict[str, Any]], settings: Settings, values: Mapping[str, Any], time: str) -> Block:
-    """The main metric over time with its target; the length of the rounds where no model was trained."""
+    """The main metric, or that of the target, over time; the length of the rounds where no model was trained."""
     scored = [row for row in rows if row["scores"]]
     if not scored:
         return Words("No model has been evaluated yet.") if settings.train else _lengths(rows)
-    main, target = next(iter(settings.metrics), "loss"), settings.target
-    if target is None or target.metric != main:
-        return _curve(scored, main, time, over_time=True, wide=True)
-    return _curve(scored, main, time, over_time=True, wide=True, target=(target.value, values["time_to_target_s"]))
+    if settings.target is None:
+        return _curve(scored, next(iter(settings.metrics), "loss"), time, over_time=True, wide=True)
+    target = settings.target.value, values["time_to_target_s"]
+    return _curve(scored, settings.target.metric, time, over_time=True, wide=True, target=target)
 
 
 def _curve(
@@ -349,29 +231,6 @@ def _curve(
     said += f" The dashed line is the target, {target[0]:g}, {reached or 'not reached'}." if target else ""
     ends = f"It goes from {first:.3g} to {last:.3g}."
     return Figure(chart, f"{capital(what)} over {over}", said, f"{said} {ends}", wide=wide)
-
-
-def _spread(items: Ids, most: int) -> Ids:
-    """At most that many items, evenly spread."""
-    if len(items) <= most:
-        return items
-    return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
-
-
-def _map(run: Run, clients: Clients) -> ClientFigure:
-    """The map of at most so many clients and rounds."""
-    cells = client_map(run.records(), _spread(clients.order, MAP_CLIENTS))
-    every = -(-len(cells.rounds) // MAP_ROUNDS)
-    shown = cells.rows(np.arange(0, len(cells.rounds), every))
-    count = len(clients.order)
-    caption = f"A row is a client, a column a round; the clients are ordered by {clients.by}, the fastest on top."
-    if shown.deprecated.any():
-        caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
-    if len(shown.clients) < count:
-        caption += f" Shown are {len(shown.clients):,} of {count:,} clients, evenly spread over that order."
-    if every > 1:
-        caption += f" Shown is one round in {every}."
-    return client_figure(shown, clients, caption)
 
 
 def _lengths(rows: Sequence[dict[str, Any]]) -> Figure:

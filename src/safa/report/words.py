@@ -82,10 +82,6 @@ def number(value: Any) -> str:
         return str(value)
     if math.isinf(value):
         return "unlimited" if value > 0 else "-inf"
-    return _short(value)
-
-
-def _short(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -120,17 +116,20 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    size, unit = time_unit(seconds)
-    return f"{_short(seconds / size)}\N{NO-BREAK SPACE}{unit}"
-
-
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (0.0, "bytes"))
 _TIMES = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
 
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it, to three digits."""
+    size, unit = next((pair for pair in _LENGTHS if abs(seconds) >= 2 * pair[0]), (1.0, "s"))
+    return f"{number(seconds / size)} {unit}"
+
+
+_LENGTHS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+
+
 def time_unit(longest_s: float) -> tuple[float, str]:
     """The unit of an axis of time that reaches that far: its length in seconds and its name."""
-    size, name = next(pair for pair in _TIMES if longest_s >= 3 * pair[0])
+    size, name = next(pair for pair in _TIMES if longest_s >= 2 * pair[0])
     return size or 1.0, name

@@ -180,4 +180,4 @@ def _packed(cells: ClientMap, step_s: float) -> str:
     arrivals = np.where(np.isnan(into), _MISSING, into.round())
     states = cells.state | np.where(cells.deprecated, _OVER, 0)
     parts = [lags.T.astype("<u2"), arrivals.T.astype("<u2"), states.T.astype("u1")]
-    return base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 9)).decode()
+    return base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 4)).decode()

@@ -189,7 +189,6 @@ def test_the_list_is_accessible_and_fits(tmp_path: Path, open_page: Open, width:
 
 
 def test_two_runs_are_compared_from_the_list(tmp_path: Path, open_page: Open) -> None:
-    pytest.importorskip("safa.report.compare")
     for name in ("one", "two"):
         with written(tmp_path / name, done=3) as run:
             run.finish()

@@ -21,10 +21,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from safa.errors import SafaError
+from safa.report import compare_page
 from safa.report.live.access import Access
 from safa.report.live.glance import Glance
-from safa.report.live.markup import bar, inside_url, row_html
-from safa.report.live.pages import Library, Made, Maker, Watched
+from safa.report.live.markup import bar, inside_url, row_html, run_url
+from safa.report.live.pages import Library, Maker, Watched
 from safa.report.page import blocks_of, render, scripts, style
 
 __all__ = ["make_app"]
@@ -86,7 +87,7 @@ class _Views:
         watched = await run_in_threadpool(self._library.watched, request.path_params["path"])
         if watched is None:
             return _not_found()
-        changes = _RunChanges(watched, request.query_params.get("made", ""))
+        changes = _RunChanges(watched, request.query_params.get("at", ""))
         return self._stream(request, [changes.light, changes.rest])
 
     def _stream(self, request: Request, looks: Sequence[Callable[[], str]]) -> Response:
@@ -125,10 +126,10 @@ def _list_changes(library: Library, path: str, sent: dict[str, str]) -> str:
 
 
 class _RunChanges:
-    """What has changed on a page since it was sent; `made` is the number of the page that the browser has."""
+    """What has changed on a page since it was sent; `at` is when the page was made that the browser has."""
 
-    def __init__(self, watched: Watched, made: str) -> None:
-        self._watched, self._number = watched, made
+    def __init__(self, watched: Watched, at: str) -> None:
+        self._watched, self._at = watched, int(at) if re.fullmatch(r"\d{1,20}", at) else 0
         self._sent: dict[str, str] = {}
 
     def light(self) -> str:
@@ -136,12 +137,12 @@ class _RunChanges:
         return self._changed(self._watched.light())
 
     def rest(self) -> str:
-        """The other blocks; of a page that has none, that it is another one now."""
-        made = self._watched.made()
-        if str(made.number) == self._number:
+        """The other blocks; of a page that has none, that there is a newer one."""
+        newer = self._watched.newer(self._at)
+        if newer is None:
             return ""
-        self._number = str(made.number)
-        return self._changed(made.blocks) if made.blocks else _event("stale", made.number)
+        self._at = newer.at
+        return self._changed(newer.what) if newer.what else _event("stale", newer.at)
 
     def _changed(self, blocks: dict[str, str]) -> str:
         changed = {key: block for key, block in blocks.items() if self._sent.get(key) != block}
@@ -151,19 +152,18 @@ class _RunChanges:
 
 def _whole(path: str, watched: Watched) -> str:
     """A page with a bar above it, the round that is under way, and the script that lets it grow."""
-    made = watched.made(now=True)
+    page = watched.page()
     extra = "".join(
         f'<section id="{part.id}" aria-labelledby="{part.id}-title"><h2 id="{part.id}-title">{html.escape(part.title)}'
         f"</h2>{''.join(blocks_of([part]).values())}</section>"
         for part in watched.under_way()
     )
-    url = f"/events/run/{inside_url(path).removeprefix('/in/')}?made={made.number}"
-    return _decorated(made, bar(path, watched.glance()), extra, url)
+    return _decorated(page.what, bar(path, watched.glance()), extra, f"/events{run_url(path)}?at={page.at}")
 
 
-def _decorated(made: Made, above: str, extra: str, url: str) -> str:
+def _decorated(page: str, above: str, extra: str, url: str) -> str:
     """A page as `safa report` writes it, with more in it."""
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", made.html, count=1)  # the header is stricter
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page, count=1)  # the header is stricter
     page = page.replace("</head>", f"<style>{_file('live.css')}</style></head>", 1)
     page = page.replace("<header>", f"<header>{above}", 1)
     head, main, rest = page.partition("</noscript>")
@@ -196,13 +196,11 @@ def _comparison(library: Library, paths: list[str]) -> str:
     if len(folders) < 2 or len(folders) < len(chosen):
         return _plain("Choose two or more in the list to compare them.")
     try:
-        from safa.report.compare import compare_page
-
-        page: str = compare_page(folders)
+        page = compare_page(folders)
     except SafaError as error:
         return _plain(f"These cannot be compared: {str(error).replace(str(library.folders.top) + '/', '')}.")
     above = '<nav class="way" aria-label="Where this is"><a href="/">All runs</a></nav>'
-    return _decorated(Made(page, {}, 0), above, "", "")
+    return _decorated(page, above, "", "")
 
 
 def _plain(words: str) -> str:

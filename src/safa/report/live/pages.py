@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from altair.utils.schemapi import debug_mode
 from numpy.typing import ArrayLike
@@ -32,6 +33,11 @@ __all__ = ["Library", "Made", "Maker", "Watched"]
 Maker = Callable[[Path], str]
 """Makes the page of a folder."""
 
+Result = TypeVar("Result")
+Written = tuple[State, tuple[object, ...]]
+
+_BY_BLOCKS = (Kind.RUN, Kind.DEPLOYMENT)
+"""What is sent block by block."""
 _GLANCE_S, _LEAST_S = 0.5, 1.0
 _SHARE = 0.05
 """The share of the time that is spent on making the page of one run anew."""
@@ -42,15 +48,17 @@ _MOST = 300
 _FILES = ("config.toml", "rounds.jsonl", "summary.json", "roster.json", "results.jsonl", SWEEP, TABLE, ARENA)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A page as it was at some time."""
+Blocks = dict[str, str]
+"""The blocks of a page by their keys."""
 
-    html: str
-    blocks: dict[str, str]
-    """The blocks of a run's page by their keys; none for other pages."""
-    number: int
-    """How often it was made before."""
+
+@dataclass(frozen=True)
+class Made(Generic[Result]):
+    """Something that was made of a folder, what the folder was then, and when, in nanoseconds since 1970."""
+
+    what: Result
+    of: Written
+    at: int
 
 
 class _OpenRun(Run):
@@ -71,8 +79,8 @@ class Watched:
         self._order: RecordOrder | None = None
         self._speeds: tuple[ArrayLike | None] | None = None
         self._glance: tuple[float, Glance] | None = None
-        self._made: Made | None = None
-        self._signature: tuple[object, ...] = ()
+        self._page: Made[str] | None = None
+        self._blocks: Made[Blocks] | None = None
         self._due = 0.0
 
     # -- at a glance -------------------------------------------------------------------------------------------------
@@ -90,46 +98,63 @@ class Watched:
         running = self.glance().state is State.RUNNING
         return [round_section(self.folder, running=running)] if self.kind is Kind.DEPLOYMENT else []
 
-    def light(self) -> dict[str, str]:
+    def light(self) -> Blocks:
         """The blocks that cost nothing to make, and change all the time."""
         return {"bar-0": glance_html(self.glance(), "bar-0")} | blocks_of(self.under_way())
 
     # -- the page ----------------------------------------------------------------------------------------------------
 
-    def made(self, *, now: bool = False) -> Made:
-        """The page: as new as can be with `now`, else as new as its share of the time allows."""
+    def page(self) -> Made[str]:
+        """The page as HTML, as it is now."""
         with self._making:
-            found = _signature(self.folder), self.glance().state
-            if self._made is None or (found != self._signature and (now or self._is_due(found[1]))):
-                self._make_page()
-                self._signature = found
-            assert self._made is not None
-            return self._made
+            if self._page is None or self._page.of != self._written():
+                self._page = self._timed(self._html)
+            return self._page
 
-    def _is_due(self, state: State) -> bool:
-        ended = bool(self._signature) and state is not self._signature[1]
-        return ended or time.monotonic() >= self._due
+    def newer(self, than: int) -> Made[Blocks] | None:
+        """The blocks of the page, if they are newer than what was made then; none where its kind is not sent so.
 
-    def _make_page(self) -> None:
-        start = time.monotonic()
-        number = self._made.number + 1 if self._made else 0
+        They are made anew if something has changed, and the last time is long enough ago.
+        """
+        with self._making:
+            written = self._written()
+            is_page = self._page is not None and self._page.at == than and self._page.of == written
+            if not is_page and (self._blocks is None or self._blocks.of != written) and self._is_due(written):
+                self._blocks = self._timed(self._block_by_block)
+            return self._blocks if self._blocks is not None and self._blocks.at > than else None
+
+    def _written(self) -> Written:
+        """What differs where the page may differ: the state, and when files were written."""
+        return self.glance().state, tuple(_stamp(self.folder / name) for name in _FILES)
+
+    def _is_due(self, written: Written) -> bool:
+        """Whether it is time to make the page anew: at once when a run has ended."""
+        last = max(filter(None, (self._page, self._blocks)), key=lambda made: made.at, default=None)
+        return last is None or last.of[0] is not written[0] or time.monotonic() >= self._due
+
+    def _timed(self, make: Callable[[], Result]) -> Made[Result]:
+        """Make something, and see to it that the next time is not too soon."""
+        start, written = time.monotonic(), self._written()
         with debug_mode(False):
-            html, blocks = self._run_page() if self.kind in (Kind.RUN, Kind.DEPLOYMENT) else (self._other_page(), {})
-        self._made = Made(html, blocks, number)
+            made = Made(make(), written, time.time_ns())
         self._due = time.monotonic() + max(_LEAST_S, (time.monotonic() - start) / _SHARE)
+        return made
 
-    def _run_page(self) -> tuple[str, dict[str, str]]:
+    def _html(self) -> str:
         try:
-            run = self._run()
-            return run_page(run, self._speeds_of(run)), blocks_of(run_sections(run, self._speeds_of(run)))
-        except Exception as error:  # whatever may be wrong with files that somebody has changed
-            return _sorry(self.folder, error), {}
-
-    def _other_page(self) -> str:
-        try:
+            if self.kind in _BY_BLOCKS:
+                run = self._run()
+                return run_page(run, self._speeds_of(run))
             return self._make(self.folder) if self.kind is Kind.REPRODUCTION else page_of(self.folder)
-        except Exception as error:
+        except Exception as error:  # whatever may be wrong with files that somebody has changed
             return _sorry(self.folder, error)
+
+    def _block_by_block(self) -> Blocks:
+        try:
+            run = self._run() if self.kind in _BY_BLOCKS else None
+            return blocks_of(run_sections(run, self._speeds_of(run))) if run else {}
+        except Exception:  # the page says why
+            return {}
 
     def _run(self) -> Run:
         run = load_run(self.folder)
@@ -157,11 +182,6 @@ class Watched:
                 self._speeds = (found,)
             return found
         return self._speeds[0]
-
-
-def _signature(folder: Path) -> tuple[object, ...]:
-    """What changes when the folder does."""
-    return tuple(_stamp(folder / name) for name in _FILES)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -181,3 +181,12 @@ def test_a_port_that_is_taken_is_one_sentence(
     port = open_address.rpartition(":")[2].strip("/")
     assert main(["serve", str(tmp_path), "--port", port]) == 2
     assert re.fullmatch(rf"safa: cannot listen on 127.0.0.1, port {port}: .+\n", capsys.readouterr().err)
+
+
+def test_the_server_of_the_docs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[3] / "docs" / "serve.md"
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0], {})
+    assert re.fullmatch(r"http://127.0.0.1:\d+/ 200\n", capsys.readouterr().out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.report.live.serving import serving, written
 pytestmark = pytest.mark.slow
 
 SOON_MS = 2000
-Open = Callable[..., Page]
+Open = Callable[..., AbstractContextManager[Page]]
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +34,26 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens pages, and holds them to silence: no message, and no request to anybody but the server."""
-    contexts = []
-    heard: list[str] = []
-    asked: set[str] = set()
-    served: set[str] = set()
+def opened(browser: Browser) -> Open:
+    """Opens a page until the block is left, and holds it to silence: no message, no request but to the server."""
 
-    def open_one(address: str, path: str = "", *, width: int = 1280, scheme: str = "light") -> Page:
-        served.add(address)
+    @contextmanager
+    def open_one(address: str, path: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Page]:
+        heard: list[str] = []
+        asked: set[str] = set()
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
-        contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(15_000)
         page.on("request", lambda request: asked.add(request.url))
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda problem: heard.append(str(problem)))
         page.goto(address + path)
-        return page
-
-    yield open_one
-    for context in contexts:
+        yield page
         context.close()
-    assert heard == []
-    assert {url for url in asked if not url.startswith((*served, "data:", "blob:"))} == set()
+        assert heard == []
+        assert {url for url in asked if not url.startswith((address, "data:", "blob:"))} == set()
+
+    return open_one
 
 
 def glance(page: Page) -> str:
@@ -74,10 +71,9 @@ def wait_for(page: Page, selector: str, words: str, *, ms: int = SOON_MS) -> Non
 
 
 def test_a_page_that_is_open_shows_a_new_round_within_two_seconds_without_a_reload(
-    tmp_path: Path, open_page: Open
+    tmp_path: Path, opened: Open
 ) -> None:
-    with written(tmp_path / "run", done=4) as run, serving(tmp_path) as address:
-        page = open_page(address, "run/run")
+    with written(tmp_path / "run", done=4) as run, serving(tmp_path) as address, opened(address, "run/run") as page:
         page.wait_for_selector("html[data-ready]", state="attached")
         assert "4 of 12 rounds" in glance(page)
         page.evaluate("window.opened = true; document.querySelectorAll('figure').forEach((one) => { one.old = true; })")
@@ -90,18 +86,16 @@ def test_a_page_that_is_open_shows_a_new_round_within_two_seconds_without_a_relo
         assert page.evaluate("window.opened")  # it is still the same page
 
 
-def test_a_page_that_was_opened_before_the_first_round_shows_it(tmp_path: Path, open_page: Open) -> None:
-    with written(tmp_path / "run") as run, serving(tmp_path) as address:
-        page = open_page(address, "run/run")
+def test_a_page_that_was_opened_before_the_first_round_shows_it(tmp_path: Path, opened: Open) -> None:
+    with written(tmp_path / "run") as run, serving(tmp_path) as address, opened(address, "run/run") as page:
         wait_for(page, "header .glance", "0 of 12 rounds")
         run.add(3)
         wait_for(page, "header .glance", "3 of 12 rounds")
         page.wait_for_selector("main figure .chart[data-drawn]")
 
 
-def test_the_list_grows_and_follows_its_runs(tmp_path: Path, open_page: Open) -> None:
-    with serving(tmp_path) as address:
-        page = open_page(address)
+def test_the_list_grows_and_follows_its_runs(tmp_path: Path, opened: Open) -> None:
+    with serving(tmp_path) as address, opened(address) as page:
         assert "There are no runs here yet" in page.locator("main").inner_text()
         with written(tmp_path / "first", done=2) as run:
             wait_for(page, "[data-run=first]", "2 of 12 rounds")
@@ -121,13 +115,12 @@ def test_the_list_grows_and_follows_its_runs(tmp_path: Path, open_page: Open) ->
         page.wait_for_selector("#runs li")
 
 
-def test_a_sweep_grows_run_by_run_and_leads_to_its_runs(tmp_path: Path, open_page: Open) -> None:
+def test_a_sweep_grows_run_by_run_and_leads_to_its_runs(tmp_path: Path, opened: Open) -> None:
     runs = [Settings.of("boston", rounds=3, train=False, seed=seed) for seed in range(3)]
     made = run_sweep(runs, tmp_path / "sweep")
     next(made)
     next(made)
-    with serving(tmp_path) as address:
-        page = open_page(address, "run/sweep")
+    with serving(tmp_path) as address, opened(address, "run/sweep") as page:
         assert "2 of 3 runs" in glance(page)
         page.evaluate("window.opened = true")
         list(made)
@@ -150,50 +143,54 @@ def client(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name} | usual | more
 
 
-def test_a_deployment_shows_the_round_that_is_under_way(tmp_path: Path, open_page: Open) -> None:
+def test_a_deployment_shows_the_round_that_is_under_way(tmp_path: Path, opened: Open) -> None:
     folder = tmp_path / "run"
     clients = [
         client("<i>ann", lag=1),
         client("bob", online=False, last_seen_s=60.0),
         client("eve", blocked=True, refused=2),
     ]
-    with written(folder, done=2), serving(tmp_path) as address:
+    with written(folder, done=2):
         (folder / "deploy.toml").touch()
         (folder / ROSTER).write_text(json.dumps([{"name": c["name"], "size": 1, "details": {}} for c in clients]))
         (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"clients": clients}))
-        page = open_page(address, "run/run")
-        part = page.locator("#under-way")
-        assert "Round 3 is open" in part.inner_text()
-        assert re.search(r"updates in\s+1 of 3", part.inner_text())
-        rows = [re.split(r"\s+", row) for row in part.locator("tbody tr").all_inner_texts()]
-        assert [row[:2] for row in rows] == [["<i>ann", "online"], ["bob", "offline"], ["eve", "blocked"]]
-        assert "40" in rows[1]
-        (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"accepted": 2, "clients": clients}))
-        wait_for(page, "#under-way", "2 of 3")
+        with serving(tmp_path) as address, opened(address, "run/run") as page:
+            check_deployment(page, folder, clients)
+
+
+def check_deployment(page: Page, folder: Path, clients: list[dict[str, Any]]) -> None:
+    part = page.locator("#under-way")
+    assert "Round 3 is open" in part.inner_text()
+    assert re.search(r"updates in\s+1 of 3", part.inner_text())
+    rows = [re.split(r"\s+", row) for row in part.locator("tbody tr").all_inner_texts()]
+    assert [row[:2] for row in rows] == [["<i>ann", "online"], ["bob", "offline"], ["eve", "blocked"]]
+    assert "40" in rows[1]
+    (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"accepted": 2, "clients": clients}))
+    wait_for(page, "#under-way", "2 of 3")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_list_is_accessible_and_fits(tmp_path: Path, open_page: Open, width: int, scheme: str) -> None:
+def test_the_list_is_accessible_and_fits(tmp_path: Path, opened: Open, width: int, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
+    long = "a-run-with-a-name-that-is-as-long-as-names-of-runs-can-be"
     with (
-        written(tmp_path / "a-run-with-a-name-that-is-as-long-as-names-of-runs-can-be", done=5),
+        written(tmp_path / long, done=5),
         serving(tmp_path) as address,
+        opened(address, width=width, scheme=scheme) as page,
     ):
-        page = open_page(address, width=width, scheme=scheme)
         page.wait_for_selector("#runs polyline")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         found = Axe().run(page).response["violations"]
         assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
 
-def test_two_runs_are_compared_from_the_list(tmp_path: Path, open_page: Open) -> None:
+def test_two_runs_are_compared_from_the_list(tmp_path: Path, opened: Open) -> None:
     for name in ("one", "two"):
         with written(tmp_path / name, done=3) as run:
             run.finish()
-    with serving(tmp_path) as address:
-        page = open_page(address)
+    with serving(tmp_path) as address, opened(address) as page:
         for name in ("one", "two"):
             page.get_by_label(f"Compare {name}").check()
         page.get_by_role("button", name="Compare").click()

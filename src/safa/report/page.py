@@ -16,11 +16,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
 import altair as alt
+import numpy as np
 import vl_convert
+from numpy.typing import NDArray
 
+from safa.cache import cached_arrays
 from safa.report.figures import RECOLOURED, THEMES, specification
 
 __all__ = [
@@ -221,9 +225,18 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that can be put into a page."""
+    """Vega, Vega-Lite and Vega-Embed as one script that can be put into a page.
+
+    It takes seconds to put together, and is kept for later programs.
+    """
+    kept = cached_arrays(f"vega-{version('vl-convert-python')}", _bundle)
+    return kept["script"].tobytes().decode()
+
+
+def _bundle() -> dict[str, NDArray[np.uint8]]:
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
+    script = re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
+    return {"script": np.frombuffer(script.encode(), dtype=np.uint8)}
 
 
 def _json(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import socket
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,9 @@ class LiveServer:
 
     def run(self) -> None:
         """Serve until somebody stops it, or the program."""
+        from safa.report.page import scripts
+
+        threading.Thread(target=scripts, daemon=True).start()  # the first page need not wait for them
         with self._socket:
             self._server.run(sockets=[self._socket])
 

@@ -33,6 +33,11 @@ __all__ = ["make_app"]
 _PAUSE_S = 0.5
 _ALIVE = 30
 """After so many pauses something is sent, so that a browser that is gone is noticed."""
+_OTHERWISE = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""What pages may do, besides running scripts."""
 Stopping = Callable[[], bool]
 
 
@@ -52,7 +57,9 @@ def make_app(
         Route("/events/in/{path:path}", views.list_events),
         Route("/events/run/{path:path}", views.run_events),
     ]
-    return Access(Starlette(routes=routes), host=host, port=port, token=token)
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    return Access(app, host=host, port=port, token=token)
 
 
 class _Views:
@@ -64,18 +71,21 @@ class _Views:
     async def list_page(self, request: Request) -> Response:
         path = request.path_params.get("path", "").strip("/")
         found = await run_in_threadpool(self._library.glances, path)
-        return _not_found() if found is None else _html(_list_page(path, self._library.folders.top.name, found))
+        if found is None:
+            return _not_found()
+        page = _list_page(path, self._library.folders.top.name, found)
+        return HTMLResponse(page, headers={"Content-Security-Policy": _list_policy()})
 
     async def run_page(self, request: Request) -> Response:
         path = request.path_params["path"]
         watched = await run_in_threadpool(self._library.watched, path)
         if watched is None:
             return _not_found()
-        return _html(await run_in_threadpool(_whole, path, watched))
+        return await run_in_threadpool(lambda: _html(_whole(path, watched)))
 
     async def compare_page(self, request: Request) -> Response:
         paths = request.query_params.getlist("run")
-        return _html(await run_in_threadpool(_comparison, self._library, paths))
+        return await run_in_threadpool(lambda: _html(_comparison(self._library, paths)))
 
     async def list_events(self, request: Request) -> Response:
         path = request.path_params["path"].strip("/")
@@ -225,12 +235,17 @@ def _policy() -> str:
 
     The chart library compiles the expressions of charts, which needs 'unsafe-eval'.
     """
-    allowed = (*scripts(), _file("page.js"), _file("list.js"))
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in allowed)
-    return (
-        f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    )
+    return f"script-src {_allowed(*scripts(), _file('page.js'))} 'unsafe-eval'; {_OTHERWISE}"
+
+
+@functools.cache
+def _list_policy() -> str:
+    """What a list may do: run its script, and ask this server."""
+    return f"script-src {_allowed(_file('list.js'))}; {_OTHERWISE}"
+
+
+def _allowed(*texts: str) -> str:
+    return " ".join(f"'sha256-{_hash(text)}'" for text in texts)
 
 
 def _hash(script: str) -> str:

@@ -7,6 +7,7 @@ step by step from the top.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -74,6 +75,14 @@ def _says(file: Path, words: str) -> bool:
     return words.encode() in beginning or (file.name == _RESULTS and not beginning)
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:  # a name that is too long, too
+        return False
+
+
 def _is_text(name: str) -> bool:
     """Whether a name can be written in an address."""
     try:
@@ -96,7 +105,7 @@ class Folders:
             if part in ("", ".", "..") or "\0" in part or os.sep in part or part.startswith("."):
                 return None
             found = found / part
-            if found.is_symlink() or not found.is_dir():
+            if not _is_folder(found):
                 return None
         return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 import socket
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +42,13 @@ class LiveServer:
 
             from safa.report.live.access import is_loopback
             from safa.report.live.app import make_app
+            from safa.report.page import scripts
         except ImportError as error:
             raise SafaError(f"the live view needs {error.name}; install it with pip install 'safa[serve]'") from None
         _check(folder, port, token)
         if token is None and not is_loopback(host):
             token = secrets.token_urlsafe(24)
+        scripts()  # which the first page would have to wait for
         self._socket = _listening(host, port)
         port = int(self._socket.getsockname()[1])
         self.address = f"http://{_in_address(host)}:{port}/{f'?token={token}' if token else ''}"
@@ -57,9 +58,6 @@ class LiveServer:
 
     def run(self) -> None:
         """Serve until somebody stops it, or the program."""
-        from safa.report.page import scripts
-
-        threading.Thread(target=scripts, daemon=True).start()  # the first page need not wait for them
         with self._socket:
             self._server.run(sockets=[self._socket])
 

@@ -178,7 +178,7 @@ def render(title: str, lead: str, sections: Sequence[Section], *, live: str = ""
         "style": _file("page.css"),
         "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
         "library": _library() if charts or live else "",
-        "script": _file("map.js") + _file("page.js"),
+        "script": _script(),
         "connect": "; connect-src 'self'" if live else "",
         "live": f'<script id="live" data-url="{html.escape(live)}">{_file("live/page.js")}</script>' if live else "",
     }
@@ -187,7 +187,11 @@ def render(title: str, lead: str, sections: Sequence[Section], *, live: str = ""
 
 def scripts() -> tuple[str, ...]:
     """The scripts that are in a page: the chart library, and the page's own."""
-    return _library(), _file("page.js")
+    return _library(), _script()
+
+
+def _script() -> str:
+    return _file("map.js") + _file("page.js")
 
 
 def style() -> str:

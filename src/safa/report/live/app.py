@@ -20,12 +20,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from safa.errors import SafaError
 from safa.report import compare_page
 from safa.report.live.access import Access
 from safa.report.live.glance import Glance
 from safa.report.live.markup import bar, inside_url, row_html, run_url
-from safa.report.live.pages import Library, Maker, Watched
+from safa.report.live.pages import Library, Maker, Watched, sentence
 from safa.report.page import blocks_of, render, scripts, style
 
 __all__ = ["make_app"]
@@ -207,8 +206,8 @@ def _comparison(library: Library, paths: list[str]) -> str:
         return _plain("Choose two or more in the list to compare them.")
     try:
         page = compare_page(folders)
-    except SafaError as error:
-        return _plain(f"These cannot be compared: {str(error).replace(str(library.folders.top) + '/', '')}.")
+    except Exception as error:  # whatever may be wrong with their files
+        return _plain(f"These cannot be compared: {sentence(library.folders.top, error)}.")
     above = '<nav class="way" aria-label="Where this is"><a href="/">All runs</a></nav>'
     return _decorated(page, above, "", "")
 

@@ -48,7 +48,8 @@ def bar(path: str, found: Glance) -> str:
     above = [("All runs", "/")] + [(part, inside_url("/".join(parts[: n + 1]))) for n, part in enumerate(parts[:-1])]
     links = "".join(f'<a href="{url}">{html.escape(name)}</a><span aria-hidden="true">/</span>' for name, url in above)
     here = f'<span aria-current="page">{html.escape(parts[-1])}</span>'
-    return f'<nav class="way" aria-label="Where this is">{links}{here}</nav>{glance_html(found, "bar-0")}'
+    way = f'<nav class="way" aria-label="Where this is">{links}{here}</nav>'
+    return f'<div class="bar">{way}{glance_html(found, "bar-0")}</div>'
 
 
 def glance_html(found: Glance, key: str = "") -> str:

@@ -28,7 +28,7 @@ from safa.report.page import Section, blocks_of, render
 from safa.runs import Run, load_run
 from safa.runs.folder import ARENA, SWEEP, TABLE
 
-__all__ = ["Library", "Made", "Maker", "Watched"]
+__all__ = ["Library", "Made", "Maker", "Watched", "sentence"]
 
 Maker = Callable[[Path], str]
 """Makes the page of a folder."""
@@ -197,16 +197,16 @@ def _looked(watcher: Watcher) -> Glance:
     try:
         return watcher.look()
     except Exception as error:
-        words = f"cannot be read: {_sentence(watcher.folder, error)}"
+        words = f"cannot be read: {sentence(watcher.folder, error)}"
         return Glance(watcher.kind, State.STOPPED, words, 0, None, "rounds", "", (), 0.0)
 
 
 def _sorry(folder: Path, error: Exception) -> str:
     """A page in the place of one that cannot be made."""
-    return render(folder.name, f"There is nothing to show yet: {_sentence(folder, error)}.", [])
+    return render(folder.name, f"There is nothing to show yet: {sentence(folder, error)}.", [])
 
 
-def _sentence(folder: Path, error: Exception) -> str:
+def sentence(folder: Path, error: Exception) -> str:
     """What is wrong, without the path of the folder; of what is not ours only its kind."""
     if isinstance(error, SafaError):
         return str(error).replace(f"{folder}/", "").replace(str(folder), "the folder").rstrip(".")

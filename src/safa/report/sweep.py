@@ -151,9 +151,9 @@ def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
     worst = f"client_{answer.metric}_worst_decile"
     wanted = [
         Tradeoff(f"best_{answer.metric}", f"best {answer.metric}", answer.higher),
-        Tradeoff("futility", "share of the work thrown away", False),
+        Tradeoff("futility", "work thrown away", False, ".0%"),
         Tradeoff(worst, f"{answer.metric} of the worst-served tenth", answer.higher),
-        Tradeoff("starved", "share of the clients left out", False),
+        Tradeoff("starved", "clients left out", False, ".0%"),
     ]
     if any(row.get(worst) is not None for setting in answer.settings for row in setting.rows):
         wanted.pop()
@@ -294,9 +294,13 @@ def _mean_cell(name: str, found: Interval | None) -> Cell:
     """A mean with half the width of its interval."""
     if found is None:
         return Cell("")
-    shown = duration if name.endswith("_s") else number
+    shown = duration if name.endswith("_s") else _percent if name in ("futility", "starved") else number
     half = "" if found.high is None or found.high == found.mean else f" ± {shown(found.high - found.mean)}"
     return Cell(f"{shown(found.mean)}{half}", found.mean)
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share)}%"
 
 
 def _fixed(rows: Sequence[Row]) -> list[Fact]:

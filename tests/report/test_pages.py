@@ -182,6 +182,8 @@ def test_a_run_that_is_not_finished() -> None:
     run = simulated(rounds=6)
     half = replace(run, summary=None, held_records=run.held_records[:3])
     assert "This run is not finished: 3 of 6 rounds are there" in text_of(run_page(half))
+    waiting = learnt(replace(half, settings=replace(run.settings, train=True, until="accuracy=0.99")))
+    assert headline_of(run_page(waiting))[1].startswith("Time to target time_to_target_s not yet accuracy of 0.99")
     nothing = replace(run, summary=None, held_records=[])
     assert "There is nothing to show yet" in text_of(run_page(nothing))
 

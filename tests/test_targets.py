@@ -156,7 +156,7 @@ def test_the_best_of_a_sweep_with_a_target_is_there_first(whole: list[RoundRecor
     best = min((time, fraction) for fraction, time in times.items() if time is not None)[1]
     said = text_of(sweep_page(rows))
     assert f"First to accuracy {between(whole, 5):g} C {best:g} " in said
-    assert "Time to target" in said
+    assert "Time to the target" in said
     many = [
         row | {"seed": seed, "time_to_target_s": time}
         for row, of in zip(rows, ((1.0, 100.0), (30.0, 30.0)), strict=True)
@@ -184,7 +184,7 @@ def test_a_setting_that_did_not_always_reach_the_target_has_no_mean_time_on_the_
     assert {point["series"] for point in by_fraction(page)} == {"FedAvg"}
     assert '"domain": ["SAFA", "FedAvg"]' in json.dumps(specs_of(page)), "each looks the same in every chart"
     nowhere = [row | {"time_to_target_s": 5.0 if row["seed"] else None} for row in rows]
-    assert "Time to target by" not in text_of(sweep_page(nowhere))
+    assert "Time to the target by" not in text_of(sweep_page(nowhere))
 
 
 def by_fraction(page: str) -> list[dict[str, Any]]:

@@ -138,10 +138,7 @@ def test_blocks_have_keys_that_stay_the_same() -> None:
     assert all(block in html for block in now.values())
 
 
-def test_a_headline_says_the_name_of_the_column_last() -> None:
+def test_a_headline_has_the_name_for_people_and_that_of_the_column() -> None:
     html = page(Headline([Fact("Accuracy", "0.93", "of the last model", "last_accuracy")]))
-    card = (
-        "<dt>Accuracy</dt><dd>0.93</dd>"
-        '<dd class="meaning">of the last model</dd><dd class="column"><code>last_accuracy</code></dd>'
-    )
+    card = '<dt>Accuracy <code>last_accuracy</code></dt><dd>0.93</dd><dd class="meaning">of the last model</dd>'
     assert f'<dl data-block="one-0" class="headline"><div>{card}</div></dl>' in html

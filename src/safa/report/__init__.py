@@ -19,7 +19,7 @@ from safa.report.arena import arena_page
 from safa.report.compare import compare_page, compare_sections
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
-from safa.report.sweep import sweep_page, sweep_sections
+from safa.report.sweep import sweep_heading, sweep_page, sweep_sections
 from safa.report.tables import is_sweep, read_sweep, read_table
 from safa.runs import Run, load_run, write_atomically
 from safa.runs.folder import ARENA, SWEEP
@@ -29,11 +29,14 @@ __all__ = [
     "arena_page",
     "compare_page",
     "compare_sections",
+    "page_of",
     "read_sweep",
     "read_table",
     "render",
     "run_page",
     "run_sections",
+    "speeds_of",
+    "sweep_heading",
     "sweep_page",
     "sweep_sections",
     "write_report",
@@ -59,7 +62,7 @@ def write_report(run: _One | Sequence[_One], path: str | Path | None = None, *, 
     """
     several = isinstance(run, Sequence) and not isinstance(run, str)
     things = [_thing(one) for one in cast(Sequence[_One], run if several else [run])]
-    page = compare_page(things, target=target) if several else _page(things[0], target)
+    page = compare_page(things, target=target) if several else page_of(things[0], target)
     file = (
         Path(path) if path is not None else Path("comparison.html") if several else _folder(things[0]) / "report.html"
     )
@@ -79,7 +82,8 @@ def _folder(thing: Run | Path) -> Path:
     return folder
 
 
-def _page(run: Run | Path, target: str | None) -> str:
+def page_of(run: Run | Path, target: str | None = None) -> str:
+    """The page of a run, or of the folder of a run, a sweep or an arena, as HTML."""
     if isinstance(run, Path) and is_sweep(run):
         planned = len(SweepFolder.read(run).varied) if (run / SWEEP).is_file() else None
         return sweep_page(read_sweep(run), target=target, planned=planned)
@@ -93,10 +97,10 @@ def _page(run: Run | Path, target: str | None) -> str:
         run = load_run(run)
     if not run.has_rounds():
         raise SafaError(f"{run.folder} holds the settings of a run, but no rounds.jsonl")
-    return run_page(run, _speeds(run))
+    return run_page(run, speeds_of(run))
 
 
-def _speeds(run: Run) -> ArrayLike | None:
+def speeds_of(run: Run) -> ArrayLike | None:
     """The speeds of the clients, which do not depend on what they hold, if the run was simulated with such a fleet."""
     try:
         simulated = run.roster() is None and run.clients_at_start() == run.settings.clients

@@ -37,24 +37,27 @@
     if (box.dataset.look === wanted || !box.clientWidth) return;  // a browser may give what is folded no width
     box.dataset.look = wanted;
     const night = wanted.startsWith("dark");
+    const config = configs[night ? "dark" : "light"];
     const text = night ? specs.get(box).replace(/#[0-9a-f]{6}/g, (colour) => recoloured[colour] ?? colour) : specs.get(box);
+    drawn.get(box)?.finalize();
+    drawn.set(box, await (box.dataset.renderer === "map" ? safaMap.draw(box, text, config, showTip) : drawChart(box, text, config)));
+    box.dataset.drawn = wanted;
+    box.style.minHeight = "";
+  }
+
+  function drawChart(box, text, config) {
     let longest = 4;
     const spec = JSON.parse(text, (name, value) => {
       if (name === "domain" && Array.isArray(value)) for (const label of value) longest = Math.max(longest, String(label).length);
       return value;
     });
     const columns = Math.max(1, Math.floor(box.clientWidth / Math.min(240, 45 + 6.6 * longest)));
-    const config = configs[night ? "dark" : "light"];
-    drawn.get(box)?.finalize();
     const place = element("div");  // the drawing sets its own label; the box keeps the label from the page
     box.replaceChildren(place);
-    const result = await vegaEmbed(place, spec, {
+    return vegaEmbed(place, spec, {
       mode: "vega-lite", actions: false, renderer: box.dataset.renderer, tooltip: showTip,
       config: { ...config, legend: { ...config.legend, columns } },
     });
-    drawn.set(box, result);
-    box.dataset.drawn = wanted;
-    box.style.minHeight = "";
   }
 
   // One thing after the other, so that the page stays responsive.
@@ -63,10 +66,7 @@
 
   // A chart that is near the window is drawn before the others, which are drawn when there is nothing else to do.
   const watcher = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      target.near = isIntersecting;
-      if (isIntersecting) soon(() => draw(target)).then(pause);
-    }
+    for (const { isIntersecting, target } of entries) if (isIntersecting) soon(() => draw(target)), soon(pause);
   }, { rootMargin: "300px 0px" });
 
   async function drawRest() {
@@ -102,6 +102,11 @@
   matchMedia("print").addEventListener("change", (event) => print(event.matches));
   dark.addEventListener("change", refresh);
   narrow.addEventListener("change", refresh);
+  let settled = 0;
+  addEventListener("resize", () => {
+    clearTimeout(settled);
+    settled = setTimeout(() => { all("[data-renderer=map]").forEach((box) => delete box.dataset.look); refresh(); }, 200);
+  });
   document.addEventListener("toggle", (event) => { if (event.target.open) all(".chart", event.target).forEach(draw); }, true);
 
   async function save(box, kind, name) {
@@ -112,17 +117,31 @@
   }
   function wireFigure(box) {
     specs.set(box, box.firstElementChild.textContent);
+    const map = box.dataset.renderer === "map";
+    if (map) safaMap.wire(box, specs.get(box));
     const figure = box.closest("figure");
     const title = figure.querySelector("h3").textContent;
     const buttons = element("span");
     buttons.className = "save";
-    for (const kind of ["svg", "png"]) {
+    for (const kind of map ? ["png"] : ["svg", "png"]) {
       const button = Object.assign(element("button", kind.toUpperCase()), { type: "button" });
       button.setAttribute("aria-label", `Save “${title}” as ${kind.toUpperCase()}`);
       button.addEventListener("click", () => save(box, kind, title.toLowerCase().replace(/[^a-z0-9]+/g, "-")));
       buttons.append(button);
     }
     figure.querySelector("figcaption").append(" ", buttons);
+  }
+
+  function addOpener(section) {
+    const parts = [...section.children].filter((part) => part.matches("details"));
+    if (parts.length < 2) return;
+    const button = Object.assign(element("button", "Open all"), { type: "button", className: "opener" });
+    button.addEventListener("click", () => {
+      const open = parts.some((part) => !part.open);
+      for (const part of parts) part.open = open;
+      button.textContent = open ? "Close all" : "Open all";
+    });
+    parts[0].before(button);
   }
 
   // Numbers are sorted by size, texts by the alphabet with numbers inside as numbers; missing values are last.
@@ -220,6 +239,7 @@
   }
 
   all("[data-block]:not(details)").forEach(wire);
+  all("section").forEach(addOpener);
   window.safa = { update, drawAll };
   refresh();
 })();

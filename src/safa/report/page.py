@@ -24,8 +24,8 @@ import vl_convert
 from safa.report.figures import RECOLOURED, THEMES, specification
 
 __all__ = [
-    "BEST", "OUTSIDE", "Block", "Cell", "Column", "Fact", "Facts", "Figure", "Folded", "Headline", "Mark", "Markup",
-    "Section", "Table", "Words", "blocks_of", "render",
+    "BEST", "OUTSIDE", "Block", "Cell", "ClientFigure", "Column", "Fact", "Facts", "Figure", "Folded", "Headline",
+    "Mark", "Markup", "Section", "Table", "Words", "blocks_of", "render",
 ]  # fmt: skip
 
 
@@ -83,6 +83,16 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class ClientFigure:
+    """The map of clients and rounds, with the story of the client that the reader chooses (see `report.clients`)."""
+
+    data: Mapping[str, Any]
+    title: str
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
 class Mark:
     """A remark on a cell or a row: a symbol, its meaning, and a tone ("good", "bad" or "note")."""
 
@@ -136,16 +146,20 @@ class Folded:
     blocks: Sequence[Block]
 
 
-Block = Words | Markup | Facts | Headline | Figure | Table | Folded
+Block = Words | Markup | Facts | Headline | Figure | ClientFigure | Table | Folded
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the page; `id` is the anchor (default: made from the title)."""
+    """A titled part of the page; `id` is the anchor (default: made from the title).
+
+    One that is not `headed` does not show its title, which then is for screen readers alone.
+    """
 
     title: str
     blocks: Sequence[Block]
     id: str = ""
+    headed: bool = True
 
 
 def render(title: str, lead: str, sections: Sequence[Section], *, live: str = "") -> str:
@@ -160,7 +174,7 @@ def render(title: str, lead: str, sections: Sequence[Section], *, live: str = ""
         "style": _file("page.css"),
         "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
         "library": _library() if charts or live else "",
-        "script": _file("page.js"),
+        "script": _file("map.js") + _file("page.js"),
         "connect": "; connect-src 'self'" if live else "",
         "live": f'<script id="live" data-url="{html.escape(live)}">{_file("live/page.js")}</script>' if live else "",
     }
@@ -230,7 +244,8 @@ def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:
 
 def _section(section: Section, anchor: str) -> str:
     name = html.escape(anchor)
-    head = f'<h2 id="{name}-title">{html.escape(section.title)}</h2>'
+    unseen = "" if section.headed else ' class="unseen"'
+    head = f'<h2 id="{name}-title"{unseen}>{html.escape(section.title)}</h2>'
     inside = _blocks(section.blocks, anchor)
     return f'<section id="{name}" aria-labelledby="{name}-title">\n{head}\n{inside}\n</section>'
 
@@ -264,6 +279,8 @@ def _markup(block: Block, key: str) -> str:
             return f'<dl class="headline">{"".join(map(_fact, facts))}</dl>'
         case Figure():
             return _figure(block)
+        case ClientFigure():
+            return _client_figure(block)
         case Table():
             return _table(block)
         case Folded(title, blocks):
@@ -279,9 +296,9 @@ def _words(text: str) -> str:
 
 
 def _fact(fact: Fact) -> str:
-    column = f'<dd class="column"><code>{html.escape(fact.column)}</code></dd>' if fact.column else ""
+    column = f" <code>{html.escape(fact.column)}</code>" if fact.column else ""
     meaning = f'<dd class="meaning">{_inline(fact.meaning)}</dd>' if fact.meaning else ""
-    return f"<div><dt>{html.escape(fact.name)}</dt><dd>{html.escape(fact.value)}</dd>{meaning}{column}</div>"
+    return f"<div><dt>{html.escape(fact.name)}{column}</dt><dd>{html.escape(fact.value)}</dd>{meaning}</div>"
 
 
 def _figure(figure: Figure) -> str:
@@ -290,11 +307,30 @@ def _figure(figure: Figure) -> str:
     height = spec.get("height", 240)
     room = f' style="min-height:{height + 70}px"' if isinstance(height, int | float) else ""
     renderer = "canvas" if figure.canvas else "svg"
+    chart = _chart(spec, figure.alt, renderer, room)
     return (
-        f'<figure class="{"wide" if figure.wide else "small"}"><h3>{html.escape(figure.title)}</h3>'
-        f'<div class="chart" role="img" aria-label="{html.escape(figure.alt)}" data-renderer="{renderer}"{room}>'
-        f'<script type="application/json">{_json(spec)}</script></div>'
+        f'<figure class="{"wide" if figure.wide else "small"}"><h3>{html.escape(figure.title)}</h3>{chart}'
         f"<figcaption>{_inline(figure.caption)}</figcaption></figure>"
+    )
+
+
+def _chart(data: Any, alt: str, renderer: str, room: str) -> str:
+    """The place of a chart, with what it is drawn from."""
+    return (
+        f'<div class="chart" role="img" aria-label="{html.escape(alt)}" data-renderer="{renderer}"{room}>'
+        f'<script type="application/json">{_json(data)}</script></div>'
+    )
+
+
+def _client_figure(figure: ClientFigure) -> str:
+    """The map, a list of the clients to choose from, and room for the story of one."""
+    chart = _chart(figure.data, figure.alt, "map", ' style="min-height:490px"')
+    choose = '<select autocomplete="off"><option value="">choose</option></select>'
+    choice = f"<p>Click a row, or choose: <label>the story of client {choose}</label></p>"
+    return (
+        f'<figure class="wide"><h3>{html.escape(figure.title)}</h3>{chart}'
+        f"<figcaption>{_inline(figure.caption)}</figcaption>"
+        f'<div class="client">{choice}<div class="story" role="status"></div></div></figure>'
     )
 
 

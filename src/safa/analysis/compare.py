@@ -133,14 +133,14 @@ def with_shared_seeds(varied: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def default_target(settings: Sequence[Setting], metric: str, *, higher: bool) -> Target | None:
-    """The hardest value of a metric that half of the settings, but two at least, reached with every seed.
+    """The hardest value of a metric that three in four of the settings, but two at least, reached with every seed.
 
     It is rounded to three digits; None where too few settings have a finite value.
     """
     sign, found = 1 if higher else -1, [setting.numbers(f"best_{metric}") for setting in settings]
     whole = [of for of, setting in zip(found, settings, strict=True) if of and len(of) == len(setting.rows)]
     reached = sorted((min(sign * value for value in of) for of in whole if all(map(math.isfinite, of))), reverse=True)
-    needed = max(min(2, len(settings)), -(-len(settings) // 2))
+    needed = max(min(2, len(settings)), int(0.75 * len(settings) + 0.5))
     if len(reached) < needed:
         return None
     return Target(metric, sign * _rounded_down(reached[needed - 1]), higher=higher)

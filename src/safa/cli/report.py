@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         "--target",
         metavar="METRIC=VALUE[,held=ROUNDS]",
         help="compare settings by their time to this (default: the --until that all runs have; without one, the page "
-        "chooses a value that half of the settings reached with every seed)",
+        "chooses a value that three in four settings reached with every seed)",
     )
     parser.set_defaults(command=run)
 

@@ -19,7 +19,7 @@ from safa.report.arena import arena_page
 from safa.report.compare import compare_page, compare_sections
 from safa.report.page import render
 from safa.report.run import run_page, run_sections
-from safa.report.sweep import sweep_page, sweep_sections
+from safa.report.sweep import sweep_heading, sweep_page, sweep_sections
 from safa.report.tables import is_sweep, read_sweep, read_table
 from safa.runs import Run, load_run, write_atomically
 from safa.runs.folder import ARENA, SWEEP
@@ -36,6 +36,7 @@ __all__ = [
     "run_page",
     "run_sections",
     "speeds_of",
+    "sweep_heading",
     "sweep_page",
     "sweep_sections",
     "write_report",

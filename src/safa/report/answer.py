@@ -30,7 +30,7 @@ from safa.report.words import TIMES, capital, duration, number
 __all__ = ["Answer", "find_answer", "goal"]
 
 _CHOSEN = (
-    "This page chose that target, as the runs have none in common: it is the {hardest} {metric} that at least half of "
+    "This page chose that target, as the runs have none in common: it is the {hardest} {metric} that three in four of "
     "the settings reached with every seed. Another one is taken with `--target METRIC=VALUE`."
 )
 

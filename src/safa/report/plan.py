@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safa.analysis.compare import Setting, by_setting
-from safa.report.tables import DIRECTION, Row, is_metric
+from safa.report.tables import DIRECTION, Row, is_setting
 from safa.report.words import TITLES, number, protocol_name
 
 __all__ = ["Plan", "directions", "distinct", "is_number", "short_title", "title"]
@@ -31,8 +31,7 @@ class Plan:
     @classmethod
     def of(cls, rows: Sequence[Row], ignored: Sequence[str] = ()) -> Plan:
         """The plan of the runs that these rows are of; some settings may be no matter."""
-        settings = [name for name in rows[0] if not is_metric(name) and not name.startswith(DIRECTION)]
-        settings = [name for name in settings if name not in ignored]
+        settings = [name for name in rows[0] if is_setting(name) and name not in ignored]
         settings.sort(key=lambda name: (name != "task", name != "protocol", name == "seed"))
         values = {name: distinct(rows, name) for name in settings}
         varied = {name: several for name, several in values.items() if len(several) > 1 and not _is_tasks(rows, name)}

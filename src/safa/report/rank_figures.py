@@ -37,7 +37,7 @@ def _scale(rows: Rows) -> alt.Scale:
     values = [row["value"] for row in rows if row["value"] is not None]
     longest = max([0.0, *values])
     widest = max([longest, *(row["high"] for row in rows if row["high"] is not None)])
-    return alt.Scale(domain=[min([0.0, *values]), min(widest, 1.5 * longest) or 1.0], nice=False)
+    return alt.Scale(domain=[min([0.0, *values]), min(max(widest, 1.08 * longest), 1.5 * longest) or 1.0], nice=False)
 
 
 def _x(field: str, scale: alt.Scale) -> alt.X:
@@ -72,10 +72,9 @@ def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
 
 def _texts(rows: Rows) -> list[alt.Chart]:
     """The names on the left, that of the first one bold, and on the right what is said of each."""
-    bold, plain = ((_chart(of), weight) for of, weight in ((rows[:1], 650), (rows[1:], 400)))
     names = [
-        chart.mark_text(align="left", dy=_UP, fontSize=13, fontWeight=weight, color=INK)
-        for chart, weight in (bold, plain)
+        _chart(of).mark_text(align="left", dy=_UP, fontSize=13, fontWeight=weight, color=INK)
+        for of, weight in ((rows[:1], 600), (rows[1:], 400))
     ]
     said = _chart(rows).mark_text(align="right", dy=_UP, fontSize=12, color=SOFT)
     return [
@@ -96,7 +95,9 @@ def _row(best: Best, standing: Standing, place: int) -> dict[str, Any]:
         "value": standing.value if whole else None,
         "low": low,
         "high": high,
-        "said": _said(best, standing, place) if whole else f"in {standing.setting.reached} of {best.seeds} seeds",
+        "said": _said(best, standing, place)
+        if whole
+        else f"reached in {standing.setting.reached} of {best.seeds} seeds",
         "behind": _behind(best, standing) if place else "",
         "strength": 1.0 if place == 0 or standing.is_told else 0.45,
     }

@@ -85,9 +85,10 @@ def curves(answer: Answer, styled: Mapping[str, Style], *, height: int = 250) ->
     points = [point for setting in answer.settings for point in _points(setting, metric, size)]
     if not points:
         return None
+    x = alt.X("time:Q", title=f"simulated time, {unit}", scale=alt.Scale(zero=True, nice=False))
     own = [point for point in points if point["setting"] in styled]
     rest = [point for point in points if point["setting"] not in styled]
-    layers = [*_grey(rest), *_bands_and_lines(own, metric, styled), *_target(answer, styled, size)]
+    layers = [*_bands_and_lines(own, x, metric, styled), *_grey(rest), *_target(answer, styled, size)]
     return layered([*layers, _tips(own, metric, unit)], height)
 
 
@@ -105,10 +106,10 @@ def _curve(evaluations: Sequence[tuple[float, Mapping[str, float]]], metric: str
     return Curve([at_s for at_s, _ in known], [value for _, value in known])
 
 
-def _bands_and_lines(rows: Rows, metric: str, styled: Mapping[str, Style]) -> list[alt.Chart]:
-    coloured = alt.Chart(data(rows)).encode(x=_TIME, color=distinguished(alt.Color, styled, "colour"))
+def _bands_and_lines(rows: Rows, x: alt.X, metric: str, styled: Mapping[str, Style]) -> list[alt.Chart]:
+    coloured = alt.Chart(data(rows)).encode(x=x, color=distinguished(alt.Color, styled, "colour"))
     y = alt.Y("low:Q", title=metric, scale=alt.Scale(zero=False), axis=alt.Axis(format=".3~r"))
-    band = coloured.mark_area(opacity=0.16 if len(styled) < 4 else 0.09).encode(y=y, y2="high:Q")
+    band = coloured.mark_area(opacity=0.16 if len(styled) < 4 else 0.07).encode(y=y, y2="high:Q")
     dash = distinguished(alt.StrokeDash, styled, "dash")
     return [band, coloured.mark_line().encode(y=_MEAN, strokeDash=dash)]
 
@@ -125,7 +126,7 @@ def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[al
     if best is None or target is None:
         return []
     line = alt.Chart(data([{"mean": target.value, "said": goal(target)}])).encode(y=_MEAN)
-    text = line.mark_text(align="right", baseline="bottom", dy=-5, color=INK, fontSize=12, fontWeight=600)
+    text = line.mark_text(align="left", baseline="bottom", dx=4, dy=-5, color=INK, fontSize=12, fontWeight=600)
     there = [
         {"setting": one.setting.name, "time": one.value / size, "mean": target.value}
         for one in best.standings
@@ -134,7 +135,7 @@ def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[al
     point = alt.Chart(data(there)).mark_point(filled=True, size=75, opacity=1, stroke=BACK, strokeWidth=1.5)
     return [
         line.mark_rule(strokeDash=[4, 4], strokeWidth=1.5, color=INK),
-        text.encode(x=alt.value("width"), text="said:N"),
+        text.encode(x=alt.value(0), text="said:N"),
         point.encode(x=_TIME, y=_MEAN, color=distinguished(alt.Color, styled, "colour")),
     ]
 

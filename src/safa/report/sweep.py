@@ -32,9 +32,9 @@ from safa.report.rank_figures import ranks
 from safa.report.setting_figures import MOST, curves, looks
 from safa.report.tables import SCORES, Row
 from safa.report.tradeoff_figures import Tradeoff, time_s, tradeoff
-from safa.report.words import capital, duration, number, value_of
+from safa.report.words import capital, counted, duration, label, number, percent, value_of
 
-__all__ = ["sweep_page", "sweep_sections"]
+__all__ = ["comparison", "sweep_heading", "sweep_page", "sweep_sections"]
 
 _CURVES = ("sync_ratio", "effective_update_ratio", "futility", "starved")
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
@@ -48,25 +48,23 @@ _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "round
 """Columns that are needed to distinguish and compare runs."""
 
 
-def sweep_page(
-    rows: Sequence[Row],
-    *,
-    name: str | None = None,
-    lead: str | None = None,
-    target: str | None = None,
-    planned: int | None = None,
-) -> str:
-    """The page of a sweep, from its rows (`read_sweep`); title and lead are made from what was varied, unless given.
+def sweep_page(rows: Sequence[Row], *, target: str | None = None, planned: int | None = None, live: str = "") -> str:
+    """The page of a sweep, from its rows (`read_sweep`).
 
-    `target` is what is to be reached, where that is not the target of the sweep; `planned` is the number of its runs
-    where it is not finished.
+    `target` is what is to be reached, where that is not the target of the sweep; `planned` is the number of its runs,
+    of which not all may be finished. With the address of a stream of blocks in `live`, an open page follows it.
     """
     sections = sweep_sections(rows, target=target)
+    return render(*sweep_heading(rows, planned), sections, live=live)
+
+
+def sweep_heading(rows: Sequence[Row], planned: int | None = None) -> tuple[str, str]:
+    """The title of a sweep's page, and what was varied."""
     tasks = ", ".join(str(task) for task in distinct(rows, "task"))
-    count = f"{len(rows):,} {'run' if len(rows) == 1 else 'runs'}"
+    runs = counted(len(rows), "run")
     if planned is not None and planned > len(rows):
-        count = f"Not finished: {len(rows):,} of {planned:,} runs"
-    return render(name or f"Sweep on {tasks}", lead or f"{count} on {tasks}. {Plan.of(rows).words}", sections)
+        runs = f"Not finished: {len(rows):,} of {counted(planned, 'run')}"
+    return f"Sweep on {tasks}", f"{runs} on {tasks}. {Plan.of(rows).words}"
 
 
 def sweep_sections(rows: Sequence[Row], *, target: str | None = None) -> list[Section]:
@@ -151,9 +149,9 @@ def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
     worst = f"client_{answer.metric}_worst_decile"
     wanted = [
         Tradeoff(f"best_{answer.metric}", f"best {answer.metric}", answer.higher),
-        Tradeoff("futility", "share of the work thrown away", False),
+        Tradeoff("futility", "work thrown away", False, ".0%"),
         Tradeoff(worst, f"{answer.metric} of the worst-served tenth", answer.higher),
-        Tradeoff("starved", "share of the clients left out", False),
+        Tradeoff("starved", "clients left out", False, ".0%"),
     ]
     if any(row.get(worst) is not None for setting in answer.settings for row in setting.rows):
         wanted.pop()
@@ -294,7 +292,7 @@ def _mean_cell(name: str, found: Interval | None) -> Cell:
     """A mean with half the width of its interval."""
     if found is None:
         return Cell("")
-    shown = duration if name.endswith("_s") else number
+    shown = duration if name.endswith("_s") else percent if name in ("futility", "starved") else number
     half = "" if found.high is None or found.high == found.mean else f" ± {shown(found.high - found.mean)}"
     return Cell(f"{shown(found.mean)}{half}", found.mean)
 
@@ -356,12 +354,12 @@ def _chart(rows: Sequence[Row], metric: str, plan: Plan) -> Figure:
         chart = figures.lines(points, x, y, series="series", names=names, band=band, points=True, height=220)
     else:
         chart = figures.dots(points, "series", y, band)
-    name = short_title(metric) + (f" by {short_title(plan.x)}" if plan.x else "")
+    name = label(metric) + (f" by {short_title(plan.x)}" if plan.x else "")
     low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
     said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
     meaning = all_metrics(directions(rows)).get(metric, metric)
     more = _NOT_REACHED if metric == _TIME and any(row.get(_TIME) is None for row in rows) else ""
-    return Figure(chart, capital(name), f"{capital(meaning)}.{more}", said, wide=False)
+    return Figure(chart, name, f"{capital(meaning)}.{more}", said, wide=False)
 
 
 def _runs_table(rows: Sequence[Row], plan: Plan, best: set[int]) -> Table:

@@ -16,7 +16,7 @@ from safa.runs.settings import Settings
 from safa.runs.sweep_folder import SweepFolder
 from safa.runs.table import parsed_row, read_cells, row_of
 
-__all__ = ["DIRECTION", "EVALUATIONS", "SCORES", "Row", "is_metric", "is_sweep", "read_sweep", "read_table", "run_row"]
+__all__ = ["DIRECTION", "EVALUATIONS", "SCORES", "Row", "is_setting", "is_sweep", "read_sweep", "read_table", "run_row"]
 
 Row = Mapping[str, Any]
 
@@ -51,15 +51,20 @@ def _check_kind(name: str, value: Any, where: str) -> None:
         raise SafaError(f"{where}: {name} must be True or False, not {value!r}")
     if kind in ("int", "float") and not is_number:
         raise SafaError(f"{where}: {name} must be a number, not {value!r}")
-    if is_metric(name) and not is_number and value is not None:
+    if _is_metric(name) and not is_number and value is not None:
         raise SafaError(f"{where}: {name} must be a number or nothing, not {value!r}")
     if name in ("task", "protocol") and value is None:
         raise SafaError(f"{where}: there is no {name}")
 
 
-def is_metric(name: str) -> bool:
+def _is_metric(name: str) -> bool:
     """Whether a column holds what a run came to, and no setting."""
-    return name in METRICS or name in TARGET_METRICS or name.startswith(SCORES) or name in (EVALUATIONS, _CURVE)
+    return name in METRICS or name in TARGET_METRICS or name.startswith(SCORES)
+
+
+def is_setting(name: str) -> bool:
+    """Whether a column holds a setting."""
+    return not _is_metric(name) and not name.startswith(DIRECTION) and name not in (EVALUATIONS, _CURVE)
 
 
 def is_sweep(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from safa.analysis import pareto_front
 from safa.analysis.compare import Setting
 from safa.report.answer import Answer
 from safa.report.figures import INK, SOFT, Style
-from safa.report.setting_figures import GREY, data, distinguished, layered, longest_s
+from safa.report.setting_figures import GREY, MOST, data, distinguished, layered, longest_s
 from safa.report.words import time_unit
 
 __all__ = ["Tradeoff", "time_s", "tradeoff"]
@@ -28,6 +28,7 @@ class Tradeoff:
     column: str
     name: str
     higher: bool
+    format: str = ",.3~r"
 
 
 def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tuple[alt.LayerChart, list[str]] | None:
@@ -37,10 +38,10 @@ def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tup
     if len(rows) < 2:
         return None
     places = pareto_front([(row["time"], -row["y"] if what.higher else row["y"]) for row in rows])
+    rows = [row | {"strength": 1.0 if place in places else 0.4} for place, row in enumerate(rows)]
     front = sorted((rows[place] for place in places), key=lambda row: row["time"])
-    rows = [row | {"strength": 1.0 if row in front else 0.4} for row in rows]
-    axes = _axes(f"{'time to the target' if answer.target else 'time of the run'}, {unit}", what.name)
-    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(front, axes)]
+    axes = _axes(f"{'time to the target' if answer.target else 'time of the run'}, {unit}", what)
+    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= MOST else front, axes)]
     return layered(layers, 240), [row["setting"] for row in front]
 
 
@@ -61,11 +62,11 @@ def _row(answer: Answer, setting: Setting, what: Tradeoff, size: float) -> dict[
     return {"setting": setting.name, "time": time / size, "y": mean.mean}
 
 
-def _axes(x: str, y: str) -> dict[str, Any]:
-    scale, shown = alt.Scale(zero=False, padding=22), alt.Axis(format=",.3~r")
+def _axes(x: str, y: Tradeoff) -> dict[str, Any]:
+    scale = alt.Scale(zero=False, padding=22)
     return {
-        "x": alt.X("time:Q", title=x, scale=scale, axis=shown),
-        "y": alt.Y("y:Q", title=y, scale=scale, axis=shown),
+        "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",.3~r")),
+        "y": alt.Y("y:Q", title=y.name, scale=scale, axis=alt.Axis(format=y.format)),
     }
 
 
@@ -89,13 +90,15 @@ def _points(rows: Rows, axes: Mapping[str, Any], styled: Mapping[str, Style]) ->
     return [below.encode(**axes, tooltip=tip), *drawn] if grey else drawn
 
 
-def _names(front: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
-    """The names of the settings on the front; those in the right half stand to the left of their points."""
-    middle = (front[0]["time"] + front[-1]["time"]) / 2
-    left = [row for row in front if row["time"] <= middle]
-    right = [row for row in front if row["time"] > middle]
-    texts = [
-        alt.Chart(data(left)).mark_text(align="left", dx=9, dy=-9, fontSize=11, color=INK),
-        alt.Chart(data(right)).mark_text(align="right", dx=-9, dy=-9, fontSize=11, color=INK),
-    ]
-    return [text.encode(**axes, text="setting:N") for text, rows in zip(texts, (left, right), strict=True) if rows]
+def _names(rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
+    """The names of settings beside their points; in the right half they stand on the left."""
+    times = [row["time"] for row in rows]
+    middle = (min(times) + max(times)) / 2
+    left = alt.Chart(data([row for row in rows if row["time"] <= middle])).mark_text(
+        align="left", dx=9, dy=-9, fontSize=11, color=INK
+    )
+    right = alt.Chart(data([row for row in rows if row["time"] > middle])).mark_text(
+        align="right", dx=-9, dy=-9, fontSize=11, color=INK
+    )
+    strength = alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.5, 1]), legend=None)
+    return [text.encode(**axes, text="setting:N", opacity=strength) for text in (left, right)]

@@ -246,7 +246,9 @@ def _target_layers(value: float, at: float | None, said: str, rising: bool) -> l
     """A dashed line at a value to reach, and a mark at the x where it was reached, with words where no curve is."""
     one, y = alt.Chart(_data([{}])), alt.YDatum(value)
     rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
-    text = one.mark_text(text=f"target {value:g}", align="left", dx=48, dy=-8, color=_SOFT, fontSize=12)
+    text = one.mark_text(
+        text=f"target {value:g}", align="left", dx=6, dy=12 if rising else -8, color=_SOFT, fontSize=12
+    )
     layers = [rule, text.encode(x=alt.value(0), y=y)]
     if at is not None:
         there = one.encode(x=alt.XDatum(at), y=y)

@@ -227,7 +227,7 @@ def _curve(
     reached = "" if target is None or target[1] is None else f"reached after {duration(target[1])}"
     goal = target and (target[0], None if target[1] is None else target[1] / size, reached)
     y = Axis("score", what, ".4~r")
-    chart = figures.lines(points, x, y, also=[also], target=goal, height=200 if wide else 210)
+    chart = figures.lines(points, x, y, also=[also], target=goal, height=180 if wide else 210)
     said = f"{capital(what)} of the global model on the test set over {over}."
     said += f" The dashed line is the target, {target[0]:g}, {reached or 'not reached'}." if target else ""
     ends = f"It goes from {first:.3g} to {last:.3g}."

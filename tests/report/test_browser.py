@@ -222,8 +222,21 @@ def test_an_open_page_grows(open_page: Open) -> None:
     assert page.evaluate("document.activeElement.value") == "clients"
     assert page.evaluate("scrollY") == 300
     assert page.locator("details[open]").count() == 1
-    assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count()
+    page.get_by_role("button", name="Open all").click()
+    page.wait_for_function("document.querySelectorAll('.chart:not([data-drawn])').length === 0")
     assert not page.evaluate("window.safa.update({'no-such-block': '<p></p>'})")
+
+
+def test_a_list_that_is_open_is_not_taken_away(open_page: Open) -> None:
+    page = open_page("run")
+    page.evaluate("window.map = document.querySelector('[data-block=clients-0]')")
+    page.locator(".client select").dispatch_event("pointerdown")
+    shorter = blocks_of(run_sections(replace(RUN, summary=None, held_records=RUN.held_records[:12])))
+    page.evaluate("blocks => window.safa.update(blocks)", shorter)
+    assert page.evaluate("window.map.isConnected")
+    page.locator(".client select").select_option("4")
+    page.wait_for_function("!window.map.isConnected")
+    assert page.locator(".client select").input_value() == "4"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -106,7 +106,11 @@
   let settled = 0;
   addEventListener("resize", () => {
     clearTimeout(settled);
-    settled = setTimeout(() => { all("[data-renderer=map]").forEach((box) => delete box.dataset.look); refresh(); }, 200);
+    settled = setTimeout(() => {
+      const stale = all("[data-renderer=map]").filter((box) => box.clientWidth !== box.querySelector("canvas")?.clientWidth);
+      for (const box of stale) delete box.dataset.look;
+      if (stale.length) refresh();
+    }, 200);
   });
   document.addEventListener("toggle", ({ target }) => { if (target.open) for (const box of all(".chart", target)) drawSoon(box); }, true);
 

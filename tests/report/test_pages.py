@@ -114,7 +114,7 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
     said = f"Time to target time_to_target_s {duration(at_s)} until accuracy of 0.75 was reached, in round 2"
     assert headline_of(page)[1] == said
     chart = json.dumps(specs_of(page)[0])
-    assert f'"text": "reached after {duration(at_s)}"' in chart
+    assert f'"text": "target 0.75, reached after {duration(at_s)}"' in chart
     assert '"datum": 0.75' in chart
     never = run_page(replace(run, settings=replace(run.settings, until="accuracy=0.99")))
     assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy of 0.99, not within ")

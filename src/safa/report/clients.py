@@ -60,11 +60,11 @@ class Clients:
             for total in (totals.came_in, totals.refused, totals.crashed, totals.started_over)
         )
         sizes = np.full(every, np.nan) if self.sizes is None else self.sizes
-        behind = totals.mean_lag(every)[chosen].tolist()
+        merged, behind = self.merged[chosen].tolist(), totals.mean_lag(every)[chosen].tolist()
         return [
             self._speed(chosen),
             _card("Data", [_known_as(size, "samples") for size in sizes[chosen].tolist()], column="n_k"),
-            _card("Updates merged", map(number, self.merged[chosen].tolist()), [f"of {n:,} that came in" for n in came]),
+            _card("Updates merged", map(number, merged), [f"of {n:,} that came in" for n in came]),
             _card("Updates refused", map(number, refused)),
             _card("Versions behind", [number(lag) or "none came in" for lag in behind], ["on average"] * len(chosen)),
             _card("Work cut short", [counted(n, "time") for n in crashed],
@@ -73,7 +73,9 @@ class Clients:
 
     def _speed(self, chosen: Ids) -> dict[str, Any]:
         """Mini-batches per second where they are known, and the time for an update."""
-        ranks = [f"place {rank + 1:,} of {len(self.order):,}" for rank in np.argsort(self.order)[chosen].tolist()]
+        ranks = [
+            f"place {rank + 1:,} of {len(self.order):,} by speed" for rank in np.argsort(self.order)[chosen].tolist()
+        ]
         took = ["" if np.isnan(took_s) else duration(took_s) for took_s in self.took_s[chosen].tolist()]
         if self.speeds is None:
             return _card("Time for an update", [text or "unknown" for text in took], ranks)

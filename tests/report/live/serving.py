@@ -17,8 +17,8 @@ from safa.runs.settings import Settings
 from tests.report.making import learnt, simulated
 
 
-def records(rounds: int = 12, **given: object) -> list[RoundRecord]:
-    return list(learnt(simulated(rounds=rounds, **given)).held_records)
+def records(rounds: int = 12) -> list[RoundRecord]:
+    return list(learnt(simulated(rounds=rounds)).held_records)
 
 
 class Written:

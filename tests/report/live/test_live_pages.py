@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from safa.experiments.sweep import run_sweep
@@ -172,8 +173,6 @@ def check_deployment(page: Page, folder: Path, clients: list[dict[str, Any]]) ->
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_list_is_accessible_and_fits(tmp_path: Path, opened: Open, width: int, scheme: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     long = "a-run-with-a-name-that-is-as-long-as-names-of-runs-can-be"
     with (
         written(tmp_path / long, done=5),

@@ -82,6 +82,7 @@ class Watched:
         self._page: Made[str] | None = None
         self._blocks: Made[Blocks] | None = None
         self._due = 0.0
+        self._last: State | None = None
 
     # -- at a glance -------------------------------------------------------------------------------------------------
 
@@ -129,14 +130,14 @@ class Watched:
 
     def _is_due(self, written: Written) -> bool:
         """Whether it is time to make the page anew: at once when a run has ended."""
-        last = max(filter(None, (self._page, self._blocks)), key=lambda made: made.at, default=None)
-        return last is None or last.of[0] is not written[0] or time.monotonic() >= self._due
+        return self._last is not written[0] or time.monotonic() >= self._due
 
     def _timed(self, make: Callable[[], Result]) -> Made[Result]:
         """Make something, and see to it that the next time is not too soon."""
         start, written = time.monotonic(), self._written()
         with debug_mode(False):
             made = Made(make(), written, time.time_ns())
+        self._last = written[0]
         self._due = time.monotonic() + max(_LEAST_S, (time.monotonic() - start) / _SHARE)
         return made
 

@@ -17,15 +17,15 @@ from safa.runs.settings import Settings
 from tests.report.making import learnt, simulated
 
 
-def records(rounds: int = 12) -> list[RoundRecord]:
-    return list(learnt(simulated(rounds=rounds)).held_records)
+def records(rounds: int = 12, protocol: str = "safa") -> list[RoundRecord]:
+    return list(learnt(simulated(rounds=rounds, protocol=protocol)).held_records)
 
 
 class Written:
     """A run of which a test writes one round after the other."""
 
-    def __init__(self, folder: Path, done: int = 0, rounds: int = 12) -> None:
-        self._all, self.settings = records(rounds), Settings.of("digits", rounds=rounds)
+    def __init__(self, folder: Path, done: int, protocol: str) -> None:
+        self._all, self.settings = records(12, protocol), Settings.of("digits", rounds=12, protocol=protocol)
         self._left = iter(self._all)
         self.writer = RunWriter.begin(folder, self.settings)
         self.add(done)
@@ -41,9 +41,9 @@ class Written:
 
 
 @contextmanager
-def written(folder: Path, done: int = 0) -> Iterator[Written]:
+def written(folder: Path, done: int = 0, protocol: str = "safa") -> Iterator[Written]:
     """A run that is being written until the block is left."""
-    run = Written(folder, done)
+    run = Written(folder, done, protocol)
     try:
         yield run
     finally:

@@ -170,8 +170,7 @@ def check_deployment(page: Page, folder: Path, clients: list[dict[str, Any]]) ->
     wait_for(page, "#under-way", "2 of 3")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_list_is_accessible_and_fits(tmp_path: Path, opened: Open, width: int, scheme: str) -> None:
     long = "a-run-with-a-name-that-is-as-long-as-names-of-runs-can-be"
     with (
@@ -186,12 +185,12 @@ def test_the_list_is_accessible_and_fits(tmp_path: Path, opened: Open, width: in
 
 
 def test_two_runs_are_compared_from_the_list(tmp_path: Path, opened: Open) -> None:
-    for name in ("one", "two"):
-        with written(tmp_path / name, done=3) as run:
+    for protocol in ("safa", "fedavg"):
+        with written(tmp_path / protocol, protocol=protocol) as run:
             run.finish()
     with serving(tmp_path) as address, opened(address) as page:
-        for name in ("one", "two"):
+        for name in ("safa", "fedavg"):
             page.get_by_label(f"Compare {name}").check()
         page.get_by_role("button", name="Compare").click()
         page.wait_for_selector("html[data-ready]", state="attached")
-        assert {"one", "two"} <= set(re.findall(r"\w+", page.locator("main").inner_text()))
+        assert {"SAFA", "FedAvg"} <= set(re.findall(r"\w+", page.locator("main").inner_text()))

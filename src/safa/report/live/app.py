@@ -23,7 +23,7 @@ from starlette.routing import Route
 from safa.report import compare_page
 from safa.report.live.access import Access
 from safa.report.live.glance import Glance
-from safa.report.live.markup import bar, inside_url, row_html, run_url
+from safa.report.live.markup import bar, glance_html, inside_url, row_html, run_url
 from safa.report.live.pages import Library, Maker, Watched, sentence
 from safa.report.page import blocks_of, render, scripts, style
 
@@ -139,11 +139,13 @@ class _RunChanges:
 
     def __init__(self, watched: Watched, at: str) -> None:
         self._watched, self._at = watched, int(at) if re.fullmatch(r"\d{1,20}", at) else 0
-        self._sent: dict[str, str] = {}
+        self._bar, self._sent = "", dict[str, str]()
 
     def light(self) -> str:
-        """What is seen at a glance."""
-        return self._changed(self._watched.light())
+        """What costs nothing to make, and changes all the time: the bar, and the round that is under way."""
+        old, self._bar = self._bar, glance_html(self._watched.glance())
+        changed = self._changed(blocks_of(self._watched.under_way()))
+        return (_event("bar", self._bar) if self._bar != old else "") + changed
 
     def rest(self) -> str:
         """The other blocks; of a page that has none, that there is a newer one."""

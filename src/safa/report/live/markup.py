@@ -49,14 +49,13 @@ def bar(path: str, found: Glance) -> str:
     links = "".join(f'<a href="{url}">{html.escape(name)}</a><span aria-hidden="true">/</span>' for name, url in above)
     here = f'<span aria-current="page">{html.escape(parts[-1])}</span>'
     way = f'<nav class="way" aria-label="Where this is">{links}{here}</nav>'
-    return f'<div class="bar">{way}{glance_html(found, "bar-0")}</div>'
+    return f'<div class="bar">{way}{glance_html(found)}</div>'
 
 
-def glance_html(found: Glance, key: str = "") -> str:
+def glance_html(found: Glance) -> str:
     """What changes while something runs."""
-    block = f' data-block="{key}"' if key else ""
     return (
-        f'<div class="glance {found.state.value}"{block}><span class="words">{html.escape(found.words)}</span>'
+        f'<div class="glance {found.state.value}"><span class="words">{html.escape(found.words)}</span>'
         f'<span class="state">{found.state.value}</span>{_curve(found)}{_progress(found)}</div>'
     )
 

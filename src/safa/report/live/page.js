@@ -23,6 +23,7 @@
   const next = (job) => { queue = queue.then(job).catch(() => {}); };
   function open() {
     source = new EventSource(address);
+    source.addEventListener("bar", (event) => { document.querySelector(".bar .glance").outerHTML = JSON.parse(event.data); });
     source.addEventListener("blocks", (event) => next(() => apply(JSON.parse(event.data))));
     source.addEventListener("stale", () => next(refetch));
   }

@@ -23,7 +23,6 @@ from safa.report import page_of, run_page, run_sections, speeds_of
 from safa.report.live.deployment import round_section
 from safa.report.live.folders import Folders, Kind, kind_of
 from safa.report.live.glance import Glance, Lines, State, Watcher, watcher_of
-from safa.report.live.markup import glance_html
 from safa.report.page import Section, blocks_of, render
 from safa.runs import Run, load_run
 from safa.runs.folder import ARENA, SWEEP, TABLE
@@ -98,10 +97,6 @@ class Watched:
         """The round of a deployment that is open."""
         running = self.glance().state is State.RUNNING
         return [round_section(self.folder, running=running)] if self.kind is Kind.DEPLOYMENT else []
-
-    def light(self) -> Blocks:
-        """The blocks that cost nothing to make, and change all the time."""
-        return {"bar-0": glance_html(self.glance(), "bar-0")} | blocks_of(self.under_way())
 
     # -- the page ----------------------------------------------------------------------------------------------------
 

@@ -168,6 +168,8 @@ def check_deployment(page: Page, folder: Path, clients: list[dict[str, Any]]) ->
     assert "40" in rows[1]
     (folder / STATUS).write_text(json.dumps(STATUS_NOW | {"accepted": 2, "clients": clients}))
     wait_for(page, "#under-way", "2 of 3")
+    (folder / "summary.json").write_text("{}")
+    page.wait_for_selector("#under-way", state="detached")  # no round is under way any more
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -140,12 +140,16 @@ class _RunChanges:
     def __init__(self, watched: Watched, at: str) -> None:
         self._watched, self._at = watched, int(at) if re.fullmatch(r"\d{1,20}", at) else 0
         self._bar, self._sent = "", dict[str, str]()
+        self._keys: list[str] | None = None
 
     def light(self) -> str:
         """What costs nothing to make, and changes all the time: the bar, and the round that is under way."""
         old, self._bar = self._bar, glance_html(self._watched.glance())
-        changed = self._changed(blocks_of(self._watched.under_way()))
-        return (_event("bar", self._bar) if self._bar != old else "") + changed
+        blocks, known = blocks_of(self._watched.under_way()), self._keys
+        self._keys = list(blocks)
+        if known is not None and self._keys != known:
+            return _event("reload", "")  # the server of a deployment has begun, or is gone
+        return (_event("bar", self._bar) if self._bar != old else "") + self._changed(blocks)
 
     def rest(self) -> str:
         """The other blocks; of a page that has none, that there is a newer one."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safa.report.page import Block, Cell, Fact, Facts, Section, Table, Words
-from safa.report.words import number
+from safa.report.page import Block, Cell, Fact, Facts, Markup, Section, Table, Words
+from safa.report.words import counted, number
 from safa.runs.folder import STATUS, STATUS_FORMAT
 
 __all__ = ["round_section"]
@@ -46,7 +46,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _blocks(status: Mapping[str, Any]) -> list[Block]:
     clients = status["clients"]
     old = f" This is as of {status['age_s']:,.0f} s ago." if status["age_s"] > _OLD_S else ""
-    return [Words(_state(status) + old), Facts(_facts(status, clients)), _devices(status, clients)]
+    filled = (
+        f'<progress value="{int(status["accepted"])}" max="{int(status["quota"])}" aria-label="updates in"></progress>'
+    )
+    return [Words(_state(status) + old), Markup(filled), Facts(_facts(status, clients)), _devices(status, clients)]
 
 
 def _state(status: Mapping[str, Any]) -> str:
@@ -59,15 +62,15 @@ def _state(status: Mapping[str, Any]) -> str:
 def _facts(status: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> list[Fact]:
     online, present = (sum(bool(client[name]) for client in clients) for name in ("online", "present"))
     refused, blocked = sum(status["refusals"].values()), sum(bool(client["blocked"]) for client in clients)
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in status["refusals"].items())
+    reasons = [f"{reason} {count:,}" for reason, count in status["refusals"].items()]
+    reasons += [f"{counted(blocked, 'device')} blocked"] if blocked else []
     return [
         Fact(
             "updates in", f"{status['accepted']:,} of {status['quota']:,}", "the round is closed when it has them all"
         ),
         Fact("time left", _time_left(status), "then the round is closed with what it has"),
         Fact("devices online", f"{online:,} of {present:,}", "of those that take part"),
-        Fact("updates refused", f"{refused:,}", reasons or "since the run began"),
-        Fact("devices blocked", f"{blocked:,}", "after too many refusals in a row"),
+        Fact("updates refused", f"{refused:,}", ", ".join(reasons) or "since the run began"),
     ]
 
 

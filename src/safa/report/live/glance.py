@@ -20,7 +20,7 @@ from typing import Any
 from safa.report.live.folders import Kind
 from safa.report.words import protocol_name
 from safa.runs import load_run
-from safa.runs.folder import ARENA, SWEEP, TABLE
+from safa.runs.folder import ARENA, RUNS, SWEEP, TABLE
 from safa.runs.lock import is_held, is_written
 from safa.runs.settings import Settings
 from safa.runs.sweep_folder import SweepFolder
@@ -59,9 +59,11 @@ class Glance:
     unit: str
     metric: str
     points: tuple[float, ...]
-    """The main metric so far."""
+    """The main metric so far: over the rounds of a run, or of one run after the other."""
     changed: float
     """When it was written last, in seconds since 1970."""
+    inside: str | None = None
+    """The folder in its own one in which more is to be found; "" for its own."""
 
 
 class Lines:
@@ -171,8 +173,9 @@ class _RunWatcher(Watcher):
         for line in lines:
             self._take(line, main)
         changed = max(_changed(self.folder / name) for name in ("config.toml", "rounds.jsonl", "summary.json"))
-        return Glance(self.kind, self._state(), _words(settings), self._done, settings.rounds, "rounds", main,
-                      tuple(self._series.points), changed)  # fmt: skip
+        words = f"Deployment of {_words(settings)}" if self.kind is Kind.DEPLOYMENT else _words(settings)
+        points = tuple(self._series.points)
+        return Glance(self.kind, self._state(), words, self._done, settings.rounds, "rounds", main, points, changed)
 
     def _state(self) -> State:
         if (self.folder / "summary.json").is_file():
@@ -215,13 +218,15 @@ class _SweepWatcher(Watcher):
             self._read, self._total, self._rows = changed, _planned(self.folder), _rows(self.folder / TABLE)
         done, rows = len(self._rows), self._rows
         metric = _main_metric(rows)
-        points = [row.get(f"last_{metric}") for row in rows]
+        found = [row.get(f"last_{metric}") for row in rows]
         state = State.FINISHED if done == (self._total or done) else State.STOPPED
         state = State.RUNNING if is_held(self.folder) else state
         tasks = ", ".join(dict.fromkeys(str(row.get("task")) for row in rows))
         words = f"Sweep on {tasks}" if tasks else "Sweep"
-        finite = tuple(float(p) for p in points if isinstance(p, int | float) and math.isfinite(p))
-        return Glance(self.kind, state, words, done, self._total, "runs", metric, finite[-_POINTS:], max(changed))
+        finite = tuple(float(p) for p in found if isinstance(p, int | float) and math.isfinite(p))
+        inside = RUNS if (self.folder / RUNS).is_dir() else None
+        points = finite[-_POINTS:]
+        return Glance(self.kind, state, words, done, self._total, "runs", metric, points, max(changed), inside)
 
 
 class _ArenaWatcher(Watcher):
@@ -243,7 +248,7 @@ class _ArenaWatcher(Watcher):
         last = max(found, key=lambda one: one.changed, default=None)
         metric, points = (last.metric, last.points) if last else ("", ())
         words = f"Arena: {len({path.parent for path in self._sweeps}):,} worlds begun"
-        return Glance(self.kind, state, words, done, total or None, "runs", metric, points, changed)
+        return Glance(self.kind, state, words, done, total or None, "runs", metric, points, changed, "")
 
 
 class _ReproductionWatcher(Watcher):

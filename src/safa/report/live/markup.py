@@ -28,18 +28,14 @@ def inside_url(path: str) -> str:
 def row_html(path: str, found: Glance) -> str:
     """A row of the list."""
     name, inside = html.escape(path), ""
-    if found.kind in (Kind.SWEEP, Kind.ARENA):
+    if found.inside is not None:
         what = "its runs" if found.kind is Kind.SWEEP else "its sweeps"
-        inside = f' <a class="inside" href="{inside_url(_runs_of(path, found.kind))}">{what}</a>'
+        inside = f' <a class="inside" href="{inside_url(f"{path}/{found.inside}".rstrip("/"))}">{what}</a>'
     return (
         f'<li data-run="{name}"><label><input type="checkbox" name="run" value="{name}">'
         f'<span class="unseen">Compare {name}</span></label>'
         f'<div class="name"><a href="{run_url(path)}">{name}</a>{inside}</div>{glance_html(found)}</li>'
     )
-
-
-def _runs_of(path: str, kind: Kind) -> str:
-    return f"{path}/runs" if kind is Kind.SWEEP else path
 
 
 def bar(path: str, found: Glance) -> str:
@@ -69,23 +65,27 @@ def _progress(found: Glance) -> str:
 
 
 def _curve(found: Glance) -> str:
-    """The main metric as a small curve, and its last value."""
+    """The main metric, over the rounds of a run as a small curve, of many runs as dots; and its value."""
     if not found.points:
         return '<span class="curve"></span>'
-    name, last = html.escape(found.metric), number(float(found.points[-1]))
-    said = f"{name} from {number(float(found.points[0]))} to {last}"
-    drawing = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}" preserveAspectRatio="none">'
-        f'<polyline points="{_line(found.points)}" fill="none" vector-effect="non-scaling-stroke"/></svg>'
-    )
-    return f'<span class="curve">{drawing}<span class="value">{name} <b>{last}</b></span></span>'
+    name, places = html.escape(found.metric), _places(found.points)
+    low, high, last = (number(float(value)) for value in (min(found.points), max(found.points), found.points[-1]))
+    if found.kind in (Kind.RUN, Kind.DEPLOYMENT):
+        said, value = f"{name} from {number(float(found.points[0]))} to {last}", last
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        marks = f'<polyline points="{line}" fill="none" vector-effect="non-scaling-stroke"/>'
+    else:
+        said, value = f"{name} of the runs, from {low} to {high}", low if low == high else f"{low} to {high}"
+        marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.8"/>' for x, y in places)
+    drawing = f'<svg viewBox="-2 0 {_WIDTH + 4} {_HEIGHT}" role="img" aria-label="{said}">{marks}</svg>'
+    return f'<span class="curve">{drawing}<span class="value">{name} <b>{value}</b></span></span>'
 
 
-def _line(points: Sequence[float]) -> str:
-    low, high = min(points), max(points)
-    tall, wide = (high - low) or 1.0, max(1, len(points) - 1)
-    places = points if len(points) > 1 else [points[0], points[0]]
-    return " ".join(
-        f"{_WIDTH * place / wide:.1f},{2 + (_HEIGHT - 4) * (1 - (value - low) / tall):.1f}"
-        for place, value in enumerate(places)
-    )
+def _places(points: Sequence[float]) -> list[tuple[float, float]]:
+    """Where numbers are drawn, the first on the left, the highest on top."""
+    low, tall = min(points), (max(points) - min(points)) or 1.0
+    shown = points if len(points) > 1 else [points[0], points[0]]
+    return [
+        (_WIDTH * place / (len(shown) - 1), 3 + (_HEIGHT - 6) * (1 - (value - low) / tall))
+        for place, value in enumerate(shown)
+    ]

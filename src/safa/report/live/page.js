@@ -25,6 +25,7 @@
     source = new EventSource(address);
     source.addEventListener("bar", (event) => { document.querySelector(".bar .glance").outerHTML = JSON.parse(event.data); });
     source.addEventListener("blocks", (event) => next(() => apply(JSON.parse(event.data))));
+    source.addEventListener("reload", () => location.reload());
     source.addEventListener("stale", () => next(refetch));
   }
   function close() {

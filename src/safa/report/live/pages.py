@@ -95,8 +95,9 @@ class Watched:
 
     def under_way(self) -> list[Section]:
         """The round of a deployment that is open."""
-        running = self.glance().state is State.RUNNING
-        return [round_section(self.folder, running=running)] if self.kind is Kind.DEPLOYMENT else []
+        state = self.glance().state
+        is_open = self.kind is Kind.DEPLOYMENT and state is not State.FINISHED
+        return [round_section(self.folder, running=state is State.RUNNING)] if is_open else []
 
     # -- the page ----------------------------------------------------------------------------------------------------
 

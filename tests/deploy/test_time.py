@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from safa.deploy.exchange.coordinator import Coordinator
 from safa.deploy.flower import server_app
+from safa.runs.folder import STATUS
 from tests.deploy.harness import Harness, apart, fed_again, prepare
 
 
@@ -54,6 +56,7 @@ def test_the_server_app_passes_a_clock_that_does_not_step(tmp_path: Path, monkey
         server_app.coordinate(coordinator, cast(Any, _EmptyGrid()))
     assert len(heard) == 20
     assert all(began <= one <= other <= time.monotonic() for one, other in pairwise(heard))
+    assert json.loads((tmp_path / "run" / STATUS).read_text())["clients"] == []  # for those who watch
 
 
 def test_steps_of_the_wall_clock_change_no_round(tmp_path: Path, request: pytest.FixtureRequest) -> None:

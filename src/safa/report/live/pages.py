@@ -39,7 +39,7 @@ _BY_BLOCKS = (Kind.RUN, Kind.DEPLOYMENT)
 """What is sent block by block."""
 _GLANCE_S, _LEAST_S = 0.5, 1.0
 _SHARE = 0.05
-"""The share of the time that is spent on making the page of one run anew."""
+"""The share of one core that is spent on making the page of one run anew."""
 _KEPT = 8
 """So many pages are kept."""
 _MOST = 300
@@ -130,11 +130,11 @@ class Watched:
 
     def _timed(self, make: Callable[[], Result]) -> Made[Result]:
         """Make something, and see to it that the next time is not too soon."""
-        start, written = time.monotonic(), self._written()
+        start, written = time.thread_time(), self._written()
         with debug_mode(False):
             made = Made(make(), written, time.time_ns())
         self._last = written[0]
-        self._due = time.monotonic() + max(_LEAST_S, (time.monotonic() - start) / _SHARE)
+        self._due = time.monotonic() + max(_LEAST_S, (time.thread_time() - start) / _SHARE)
         return made
 
     def _html(self) -> str:

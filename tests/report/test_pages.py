@@ -235,7 +235,7 @@ def test_a_sweep_of_one_run(tmp_path: Path) -> None:
 
 def test_what_comes_with_the_task_was_not_varied(tmp_path: Path) -> None:
     said = text_of(sweep_page(sweep(tmp_path, ["boston", "digits"], fraction=[0.3, 0.5])))
-    assert "Varied: task (boston, digits); C (0.3, 0.5). Everything else comes with the task." in said
+    assert "Varied: task (boston, digits); C, fraction (0.3, 0.5). Everything else comes with the task." in said
     assert "Which setting is best on boston" in said
     assert "Which setting is best on digits" in said
 

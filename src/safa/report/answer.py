@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safa.analysis import Target, time_to_target
@@ -49,7 +49,7 @@ class Answer:
     best: Best | None
     """None where nothing can be ranked."""
     why: str
-    """Why the settings are compared that way, or why they are not."""
+    """Why the settings are compared that way, or why they are not; nothing where that is clear."""
 
     @property
     def target(self) -> Target | None:
@@ -74,6 +74,9 @@ class Answer:
         if not self.best.is_found:
             return _nobody(self.best)
         first = _first_by_target(self.best) if self.best.target else _first_by_metric(self.best)
+        if self.target and self.why:
+            meaning = "; ".join(filter(None, [first[0].meaning, "the target is this page's choice"]))
+            first[0] = replace(first[0], meaning=meaning)
         return first + ([_lead(self.best), _sure(self.best)] if len(self.best.standings) > 1 else [])
 
 
@@ -160,7 +163,7 @@ def _first_by_target(best: Best) -> list[Fact]:
     time = best.standings[0].value
     seeds = _seeds(best.first.reached) + ("" if best.first.reached == best.seeds else f" of {best.seeds}")
     return [
-        Fact(f"First to {goal(best.target)}", best.first.name, _doubt(best)),
+        Fact(f"First to {goal(best.target)}", _whole(best.first.name), _doubt(best)),
         Fact("It takes", "" if time is None else duration(time), _over("geometric mean", seeds), "time_to_target_s"),
     ]
 
@@ -169,11 +172,16 @@ def _first_by_metric(best: Best) -> list[Fact]:
     value, mean = best.standings[0].value or 0.0, _over("mean", _seeds(best.seeds))
     if best.metric == "round_length_s":
         length = Fact("A round takes", duration(value), mean, "round_length_s")
-        return [Fact("Shortest rounds", best.first.name, _doubt(best)), length]
+        return [Fact("Shortest rounds", _whole(best.first.name), _doubt(best)), length]
     return [
-        Fact(f"Best {best.metric} of the last model", best.first.name, _doubt(best)),
+        Fact(f"Best {best.metric} of the last model", _whole(best.first.name), _doubt(best)),
         Fact(capital(best.metric), f"{value:.4g}", mean, f"last_{best.metric}"),
     ]
+
+
+def _whole(name: str) -> str:
+    """A name that is broken only between its parts."""
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in name.split(", "))
 
 
 def _doubt(best: Best) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 
@@ -22,11 +22,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def ranks(best: Best, styled: Mapping[str, Style]) -> alt.LayerChart:
-    """The settings in their order, a bar each, under its name; the dashed line is where the first one is."""
+    """The settings in their order, a bar each, under its name; a grey mark shows where the first one is."""
     rows = [_row(best, standing, place) for place, standing in enumerate(best.standings[: len(styled)])]
     scale = _scale(rows)
-    first = alt.Chart(data(rows[:1])).mark_rule(strokeDash=[3, 3], color=SOFT).encode(x=_x("value", scale))
-    return layered([_bars(rows, scale, styled), first, *_intervals(rows, scale), *_texts(rows)], _STEP * len(rows))
+    layers = [_bars(rows, scale, styled), _first(rows, scale), *_intervals(rows, scale), *_texts(rows)]
+    return layered(layers, _STEP * len(rows))
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,14 @@ def _bars(rows: Rows, scale: alt.Scale, styled: Mapping[str, Style]) -> alt.Char
     colour = distinguished(alt.Color, styled, "colour", legend=False)
     strength = alt.Opacity("strength:Q", scale=None)
     bar = _chart(rows).mark_bar(size=14, yOffset=_DOWN, cornerRadiusEnd=3)
-    return bar.encode(x=_x("value", scale), color=colour, opacity=strength)
+    return cast(alt.Chart, bar.encode(x=_x("value", scale), color=colour, opacity=strength))
+
+
+def _first(rows: Rows, scale: alt.Scale) -> alt.Chart:
+    """Where the first setting is, at every bar."""
+    chart = _chart([dict(row) | {"first": rows[0]["value"]} for row in rows if row["value"] is not None])
+    mark = chart.mark_tick(size=24, thickness=2, color=SOFT, yOffset=_DOWN)
+    return cast(alt.Chart, mark.encode(x=_x("first", scale)))
 
 
 def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
@@ -73,8 +80,8 @@ def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
 def _texts(rows: Rows) -> list[alt.Chart]:
     """The names on the left, that of the first one bold, and on the right what is said of each."""
     names = [
-        _chart(of).mark_text(align="left", dy=_UP, fontSize=13, fontWeight=weight, color=INK)
-        for of, weight in ((rows[:1], 600), (rows[1:], 400))
+        _chart(of).mark_text(align="left", dy=_UP, fontSize=13, fontWeight=cast(Any, weight), color=INK)
+        for of, weight in ((rows[:1], "bold"), (rows[1:], "normal"))
     ]
     said = _chart(rows).mark_text(align="right", dy=_UP, fontSize=12, color=SOFT)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 
@@ -72,7 +72,7 @@ def _axes(x: str, y: Tradeoff) -> dict[str, Any]:
 
 def _line(front: Rows, axes: Mapping[str, Any]) -> alt.Chart:
     chart = alt.Chart(data(front)).mark_line(interpolate="step-after", color=SOFT, strokeWidth=1.5, strokeDash=[4, 3])
-    return chart.encode(**axes)
+    return cast(alt.Chart, chart.encode(**axes))
 
 
 def _points(rows: Rows, axes: Mapping[str, Any], styled: Mapping[str, Style]) -> list[alt.Chart]:

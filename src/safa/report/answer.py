@@ -29,6 +29,7 @@ from safa.report.words import TIMES, capital, duration, number
 
 __all__ = ["Answer", "find_answer", "goal"]
 
+_TIME = "time_to_target_s"
 _CHOSEN = (
     "This page chose that target, as the runs have none in common: it is the {hardest} {metric} that three in four of "
     "the settings reached with every seed. Another one is taken with `--target METRIC=VALUE`."
@@ -105,7 +106,7 @@ def _rank(
 ) -> tuple[Best | None, str]:
     """The order of the settings, and why it is that one."""
     task, settings = str(rows[0]["task"]), by_setting(places, [dict(row) for row in rows])
-    if all(row.get("last_loss") is None and row.get(f"last_{next(iter(ways), 'loss')}") is None for row in rows):
+    if not any(_is_evaluated(row) for row in rows):
         return rank_by_round_length(task, settings), "No model was trained, so the settings are ranked by their rounds."
     own = {str(row.get("until") or "") for row in rows}
     until = Target.parse(own.pop(), ways) if len(own) == 1 and own != {""} else None
@@ -115,6 +116,11 @@ def _rank(
     if target != until:
         settings = by_setting(places, [_timed(row, target, ways) for row in rows])
     return rank_by_target(task, settings, target, until), why
+
+
+def _is_evaluated(row: Row) -> bool:
+    """Whether anything is known of a run's models."""
+    return any(value is not None for name, value in row.items() if name.startswith("last_") or name == _TIME)
 
 
 def _target(
@@ -135,7 +141,7 @@ def _timed(row: Row, target: Target, ways: Mapping[str, str]) -> dict[str, Any]:
     seen = row.get(EVALUATIONS) or []
     if not all(target.metric in scores for _, scores in seen) or not seen:
         raise SafaError(f"the records of the runs were not kept, so that {target} cannot be asked for")
-    return dict(row) | {"time_to_target_s": time_to_target(seen, target)}
+    return dict(row) | {_TIME: time_to_target(seen, target)}
 
 
 def _by_metric(task: str, settings: Sequence[Setting], ways: Mapping[str, str]) -> tuple[Best | None, str]:
@@ -164,7 +170,7 @@ def _first_by_target(best: Best) -> list[Fact]:
     seeds = _seeds(best.first.reached) + ("" if best.first.reached == best.seeds else f" of {best.seeds}")
     return [
         Fact(f"First to {goal(best.target)}", _whole(best.first.name), _doubt(best)),
-        Fact("It takes", "" if time is None else duration(time), _over("geometric mean", seeds), "time_to_target_s"),
+        Fact("It takes", "" if time is None else duration(time), _over("geometric mean", seeds), _TIME),
     ]
 
 
@@ -185,7 +191,10 @@ def _whole(name: str) -> str:
 
 
 def _doubt(best: Best) -> str:
-    return "" if best.is_certain or len(best.standings) < 2 else "ahead, but not told from the next"
+    if best.is_certain or len(best.standings) < 2:
+        return ""
+    is_level = best.standings[0].value == best.standings[1].value
+    return "level with the next" if is_level else "ahead, but not told from the next"
 
 
 def _lead(best: Best) -> Fact:

@@ -10,6 +10,7 @@ import altair as alt
 
 from safa.analysis.compare import Best, Standing
 from safa.report.figures import INK, SOFT, Style
+from safa.report.plan import is_number
 from safa.report.setting_figures import data, distinguished, layered
 from safa.report.words import TIMES, duration
 
@@ -34,9 +35,9 @@ def ranks(best: Best, styled: Mapping[str, Style]) -> alt.LayerChart:
 
 def _scale(rows: Rows) -> alt.Scale:
     """From nothing to the longest bar or interval; an interval far beyond the bars is cut off."""
-    values = [row["value"] for row in rows if row["value"] is not None]
+    values = [row["value"] for row in rows if is_number(row["value"])]
     longest = max([0.0, *values])
-    widest = max([longest, *(row["high"] for row in rows if row["high"] is not None)])
+    widest = max([longest, *(row["high"] for row in rows if is_number(row["high"]))])
     return alt.Scale(domain=[min([0.0, *values]), min(max(widest, 1.08 * longest), 1.5 * longest) or 1.0], nice=False)
 
 
@@ -71,7 +72,10 @@ def _first(rows: Rows, scale: alt.Scale) -> alt.Chart:
 
 def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
     """A line with two ends for every row that has an interval."""
-    chart = _chart([row for row in rows if row["low"] is not None])
+    known = [row for row in rows if row["low"] is not None]
+    if not known:
+        return []
+    chart = _chart(known)
     line = chart.mark_rule(strokeWidth=1.5, color=INK, yOffset=_DOWN, clip=True)
     end = chart.mark_tick(size=9, thickness=1.5, color=INK, yOffset=_DOWN, clip=True)
     return [line.encode(x=_x("low", scale), x2="high:Q"), *(end.encode(x=_x(f, scale)) for f in ("low", "high"))]

@@ -13,10 +13,13 @@ from safa.analysis import pareto_front
 from safa.analysis.compare import Setting
 from safa.report.answer import Answer
 from safa.report.figures import INK, SOFT, Style
-from safa.report.setting_figures import GREY, MOST, data, distinguished, layered, longest_s
+from safa.report.setting_figures import GREY, data, distinguished, layered, longest_s
 from safa.report.words import time_unit
 
 __all__ = ["Tradeoff", "time_s", "tradeoff"]
+
+_NAMED = 5
+"""Up to so many settings, all of them have their names beside them, and not only those on the front."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -41,7 +44,7 @@ def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tup
     rows = [row | {"strength": 1.0 if place in places else 0.4} for place, row in enumerate(rows)]
     front = sorted((rows[place] for place in places), key=lambda row: row["time"])
     axes = _axes(f"{'time to the target' if answer.target else 'time of the run'}, {unit}", what)
-    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= MOST else front, axes)]
+    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= _NAMED else front, axes)]
     return layered(layers, 240), [row["setting"] for row in front]
 
 
@@ -94,11 +97,13 @@ def _names(rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
     """The names of settings beside their points; in the right half they stand on the left."""
     times = [row["time"] for row in rows]
     middle = (min(times) + max(times)) / 2
-    left = alt.Chart(data([row for row in rows if row["time"] <= middle])).mark_text(
-        align="left", dx=9, dy=-9, fontSize=11, color=INK
-    )
-    right = alt.Chart(data([row for row in rows if row["time"] > middle])).mark_text(
-        align="right", dx=-9, dy=-9, fontSize=11, color=INK
-    )
+    left = [row for row in rows if row["time"] <= middle]
+    right = [row for row in rows if row["time"] > middle]
     strength = alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.5, 1]), legend=None)
-    return [text.encode(**axes, text="setting:N", opacity=strength) for text in (left, right)]
+    return [
+        alt.Chart(data(of))
+        .mark_text(align=cast(Any, side), dx=dx, dy=-9, fontSize=11, color=INK)
+        .encode(**axes, text="setting:N", opacity=strength)
+        for of, side, dx in ((left, "left", 9), (right, "right", -9))
+        if of
+    ]

@@ -261,5 +261,6 @@
   all("[data-block]:not(details)").forEach(wire);
   all("section").forEach(addOpener);
   window.safa = { update, drawAll };
+  charts().filter((box) => box.getBoundingClientRect().top < innerHeight).forEach(drawSoon);  // before the page is loaded
   refresh();
 })();

@@ -114,7 +114,7 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
     said = f"Time to target time_to_target_s {duration(at_s)} until accuracy of 0.75 was reached, in round 2"
     assert headline_of(page)[1] == said
     chart = json.dumps(specs_of(page)[0])
-    assert f'"text": "reached after {duration(at_s)}"' in chart
+    assert f'"text": "target 0.75, reached after {duration(at_s)}"' in chart
     assert '"datum": 0.75' in chart
     never = run_page(replace(run, settings=replace(run.settings, until="accuracy=0.99")))
     assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy of 0.99, not within ")
@@ -123,12 +123,12 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
 
 
 def test_who_was_left_out_is_named() -> None:
-    """The slowest clients come first, and of many only five are named."""
+    """The slowest clients come first, and of many only four are named."""
     run = simulated("mnist", rounds=2)
     reached = {client for record in run.held_records for client in record.picked}
     slowest = [client for client in range(100) if client not in reached]
     speeds = 100 - np.arange(100)
-    named = f"{', '.join(map(str, slowest[:-6:-1]))} and {len(slowest) - 5} more"
+    named = f"{', '.join(map(str, slowest[:-5:-1]))} and {len(slowest) - 4} more"
     slow = sum(client >= 50 for client in slowest)
     said = headline_of(run_page(run, speeds))[3]
     assert said.endswith(f"{len(slowest)} of 100 never reached the model: clients {named}; {slow} in the slower half")

@@ -60,11 +60,11 @@ class Clients:
             for total in (totals.came_in, totals.refused, totals.crashed, totals.started_over)
         )
         sizes = np.full(every, np.nan) if self.sizes is None else self.sizes
-        behind = totals.mean_lag(every)[chosen].tolist()
+        merged, behind = self.merged[chosen].tolist(), totals.mean_lag(every)[chosen].tolist()
         return [
             self._speed(chosen),
             _card("Data", [_known_as(size, "samples") for size in sizes[chosen].tolist()], column="n_k"),
-            _card("Updates merged", map(number, self.merged[chosen].tolist()), [f"of {n:,} that came in" for n in came]),
+            _card("Updates merged", map(number, merged), [f"of {n:,} that came in" for n in came]),
             _card("Updates refused", map(number, refused)),
             _card("Versions behind", [number(lag) or "none came in" for lag in behind], ["on average"] * len(chosen)),
             _card("Work cut short", [counted(n, "time") for n in crashed],
@@ -73,7 +73,9 @@ class Clients:
 
     def _speed(self, chosen: Ids) -> dict[str, Any]:
         """Mini-batches per second where they are known, and the time for an update."""
-        ranks = [f"place {rank + 1:,} of {len(self.order):,}" for rank in np.argsort(self.order)[chosen].tolist()]
+        ranks = [
+            f"place {rank + 1:,} of {len(self.order):,} by speed" for rank in np.argsort(self.order)[chosen].tolist()
+        ]
         took = ["" if np.isnan(took_s) else duration(took_s) for took_s in self.took_s[chosen].tolist()]
         if self.speeds is None:
             return _card("Time for an update", [text or "unknown" for text in took], ranks)
@@ -137,20 +139,18 @@ def spread(items: Ids, most: int) -> Ids:
     return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
 
 
-def client_figure(records: Iterable[RoundRecord], clients: Clients) -> ClientFigure:
-    """The map of a run, of at most so many clients and rounds."""
-    cells = client_map(records, spread(clients.order, MAP_CLIENTS))
-    every = -(-len(cells.rounds) // MAP_ROUNDS)
-    shown = cells.rows(np.arange(0, len(cells.rounds), every))
-    count = len(clients.order)
+def client_figure(records: Iterable[RoundRecord], clients: Clients, rounds: int) -> ClientFigure:
+    """The map of a run of so many rounds; of many clients and rounds, some."""
+    every, count = -(-rounds // MAP_ROUNDS), len(clients.order)
+    cells = client_map(records, spread(clients.order, MAP_CLIENTS), every=every)
     caption = f"A row is a client, a column a round; the clients are ordered by {clients.by}, the fastest on top."
-    if shown.deprecated.any():
+    if cells.deprecated.any():
         caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
-    if len(shown.clients) < count:
-        caption += f" Shown are {len(shown.clients):,} of {count:,} clients, evenly spread over that order."
+    if len(cells.clients) < count:
+        caption += f" Shown are {len(cells.clients):,} of {count:,} clients, evenly spread over that order."
     if every > 1:
         caption += f" Shown is one round in {every}."
-    return _figure(shown, clients, caption)
+    return _figure(cells, clients, caption)
 
 
 def _figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:

@@ -252,20 +252,15 @@ def lines(
 
 
 def _target_layers(value: float, at: float | None, said: str, rising: bool) -> list[alt.Chart]:
-    """A dashed line at a value to reach, and a mark at the x where it was reached, with words where no curve is."""
+    """A dashed line at a value to reach, with words where no curve is, and a mark at the x where it was reached."""
     one, y = alt.Chart(_data([{}])), alt.YDatum(value)
     rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
-    text = one.mark_text(text=f"target {value:g}", align="left", dx=48, dy=-8, color=_SOFT, fontSize=12)
-    layers = [rule, text.encode(x=alt.value(0), y=y)]
-    if at is not None:
-        there = one.encode(x=alt.XDatum(at), y=y)
-        layers.append(there.mark_point(size=130, filled=True, opacity=1, color="#d55e00"))
-        layers.append(
-            there.mark_text(
-                text=said, align="right", dx=8, dy=-14 if rising else 18, color=_INK, fontSize=12, fontWeight=600
-            )
-        )
-    return layers
+    text = one.mark_text(text=said, align="right", dx=8 if at else 0, dy=-14 if rising else 18, color=_INK, fontSize=12)
+    if at is None:
+        return [rule, text.encode(x=alt.value("width"), y=y)]
+    x = alt.XDatum(at)
+    mark = one.mark_point(size=130, filled=True, opacity=1, color="#d55e00").encode(x=x, y=y)
+    return [rule, mark, text.encode(x=x, y=y)]
 
 
 def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.LayerChart:

@@ -136,7 +136,7 @@ window.safaMap = (() => {
 
   function tell(story, data, cells, row, config) {
     story.replaceChildren();
-    if (row === "") return;
+    if (row < 0) return;
     const facts = element("dl", "", "facts");
     for (const { name, column, values, meanings } of data.facts) {
       const card = element("div", "");
@@ -151,7 +151,7 @@ window.safaMap = (() => {
   // Fill the list of clients; the first entry of it is nobody.
   function wire(box, text) {
     const select = box.closest("figure").querySelector("select");
-    JSON.parse(text).clients.forEach((name, row) => select.append(new Option(name, row)));
+    select.append(...JSON.parse(text).clients.map((name) => new Option(name, name)));
   }
 
   async function draw(box, text, config, showTip) {
@@ -164,8 +164,8 @@ window.safaMap = (() => {
     box.replaceChildren(place);
     const select = figure.querySelector("select"), story = figure.querySelector(".story");
     const choose = () => {
-      const row = select.value;
-      mark.hidden = row === "";
+      const row = data.clients.indexOf(select.value);
+      mark.hidden = row < 0;
       Object.assign(mark.style, { left: `${spot.left - 2}px`, width: `${spot.width + 4}px`, top: `${spot.top + row * spot.thick - 2}px`, height: `${spot.thick + 4}px` });
       tell(story, data, cells, row, config);
     };
@@ -182,7 +182,7 @@ window.safaMap = (() => {
     canvas.addEventListener("pointerleave", (event) => showTip(null, event, null, null));
     canvas.addEventListener("click", (event) => {
       const cell = cellAt(event);
-      if (cell !== null) { select.value = Math.floor(cell / columns); choose(); }
+      if (cell !== null) { select.value = data.clients[Math.floor(cell / columns)]; choose(); }
     });
     select.onchange = select.oninput = choose;
     choose();

@@ -63,10 +63,11 @@
   // One thing after the other, so that the page stays responsive.
   let queue = Promise.resolve();
   const soon = (job) => (queue = queue.then(job).catch((error) => console.error(error)));
+  const drawSoon = (box) => (soon(() => draw(box)), soon(pause));
 
   // A chart that is near the window is drawn before the others, which are drawn when there is nothing else to do.
   const watcher = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) if (isIntersecting) soon(() => draw(target)), soon(pause);
+    for (const { isIntersecting, target } of entries) if (isIntersecting) drawSoon(target);
   }, { rootMargin: "300px 0px" });
 
   async function drawRest() {
@@ -105,9 +106,13 @@
   let settled = 0;
   addEventListener("resize", () => {
     clearTimeout(settled);
-    settled = setTimeout(() => { all("[data-renderer=map]").forEach((box) => delete box.dataset.look); refresh(); }, 200);
+    settled = setTimeout(() => {
+      const stale = all("[data-renderer=map]").filter((box) => box.clientWidth !== box.querySelector("canvas")?.clientWidth);
+      for (const box of stale) delete box.dataset.look;
+      if (stale.length) refresh();
+    }, 200);
   });
-  document.addEventListener("toggle", (event) => { if (event.target.open) all(".chart", event.target).forEach(draw); }, true);
+  document.addEventListener("toggle", ({ target }) => { if (target.open) for (const box of all(".chart", target)) drawSoon(box); }, true);
 
   async function save(box, kind, name) {
     const link = element("a");
@@ -209,20 +214,34 @@
     };
   }
 
-  // The new block is drawn out of sight, at the width of the old one, and then takes its place.
+  // The new block is drawn out of sight, at the width of the old one, and then takes its place; one that is folded is
+  // drawn when it is opened.
   async function replace(old, fresh) {
     wire(fresh);
     const exchange = carry(old, fresh);
     const boxes = all(".chart", fresh);
-    if (boxes.length && old.clientWidth) {
+    if (boxes.length && old.clientWidth && !old.closest("details:not([open])")) {
       fresh.style.cssText = `position: absolute; visibility: hidden; width: ${old.clientWidth}px`;
       old.after(fresh);
       await Promise.all(boxes.map(draw));
       fresh.removeAttribute("style");
     }
+    tip.hidden ||= old.matches(":hover");
+    for (const box of all(".chart", old)) { watcher.unobserve(box); drawn.get(box)?.finalize(); }
     exchange();
     boxes.forEach((box) => watcher.observe(box));
   }
+
+  // A list that the reader has opened would be closed if its block were replaced: the block waits for the choice.
+  const waiting = new Map();
+  let opened = null;
+  document.addEventListener("pointerdown", ({ target }) => { opened = target.closest("select"); }, true);
+  for (const kind of ["change", "focusout", "keydown"]) document.addEventListener(kind, () => {
+    opened = null;
+    if (!waiting.size) return;
+    setTimeout(update, 0, Object.fromEntries(waiting));
+    waiting.clear();
+  });
 
   // Replace the blocks with these keys by the HTML given, where it differs; false if the page has no place for one.
   async function update(blocks) {
@@ -233,6 +252,7 @@
       const fresh = template.content.firstElementChild;
       const old = document.querySelector(`[data-block="${CSS.escape(key)}"]`);
       if (!old) known = false;
+      else if (opened && old.contains(opened)) waiting.set(key, markup);
       else if (fresh.outerHTML !== sent.get(key)) await soon(() => replace(old, document.adoptNode(fresh)));
     }
     return known;
@@ -241,5 +261,6 @@
   all("[data-block]:not(details)").forEach(wire);
   all("section").forEach(addOpener);
   window.safa = { update, drawAll };
+  charts().filter((box) => box.getBoundingClientRect().top < innerHeight).forEach(drawSoon);  // before the page is loaded
   refresh();
 })();

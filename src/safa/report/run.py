@@ -54,7 +54,7 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     numbers = headline(run.settings, values, clients, finished=run.summary is not None)
     return [
         Section("Result", [state, numbers, main], headed=False),
-        Section("Clients", [client_figure(run.records(), clients)], headed=False),
+        Section("Clients", [client_figure(run.records(), clients, len(seen.rows))], headed=False),
         Section("More", [
             Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
             Folded("Learning: every metric and the loss", _learning(seen.rows, run.settings, time)),
@@ -225,9 +225,9 @@ def _curve(
     first, last = found[0]["scores"][what], found[-1]["scores"][what]
     x, also, over = (time, _ROUND, time_word) if over_time else (_ROUND, time, "rounds")
     reached = "" if target is None or target[1] is None else f"reached after {duration(target[1])}"
-    goal = target and (target[0], None if target[1] is None else target[1] / size, reached)
+    goal = target and (target[0], target[1] and target[1] / size, f"target {target[0]:g}, {reached or 'not reached'}")
     y = Axis("score", what, ".4~r")
-    chart = figures.lines(points, x, y, also=[also], target=goal, height=200 if wide else 210)
+    chart = figures.lines(points, x, y, also=[also], target=goal, height=180 if wide else 210)
     said = f"{capital(what)} of the global model on the test set over {over}."
     said += f" The dashed line is the target, {target[0]:g}, {reached or 'not reached'}." if target else ""
     ends = f"It goes from {first:.3g} to {last:.3g}."

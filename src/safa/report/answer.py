@@ -25,7 +25,7 @@ from safa.errors import SafaError
 from safa.report.page import Fact
 from safa.report.plan import Plan, directions
 from safa.report.tables import EVALUATIONS, Row
-from safa.report.words import TIMES, capital, duration, number
+from safa.report.words import TIMES, capital, duration, number, some_of
 
 __all__ = ["Answer", "find_answer", "goal"]
 
@@ -64,7 +64,7 @@ class Answer:
 
     def note(self) -> str:
         """What one has to know besides the numbers."""
-        left = ", ".join(setting.name for setting in self.unranked)
+        left = some_of([setting.name for setting in self.unranked])
         more = f"Not ranked, as they have not the same seeds: {left}." if left else ""
         return " ".join(filter(None, [self.best.note if self.best else "", self.why, more]))
 

@@ -288,7 +288,9 @@ def test_the_sweep_of_the_docs_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sweeping, reading = blocks("docs/sweeps.md")
+    paging, sweeping, reading = blocks("docs/sweeps.md")
+    exec(paging, {})
+    assert "First to accuracy 0.1" in (tmp_path / "page.html").read_text(encoding="utf-8")
     exec(sweeping.replace("until=", 'out="d", until='), {})
     said = capsys.readouterr().out
     assert "is first to accuracy=0.5,held=2: after" in said

@@ -115,6 +115,9 @@ def test_chosen_clients_come_in_the_order_wanted() -> None:
     np.testing.assert_array_equal(some.state, whole.state[:, [7, 2, 11]])
     np.testing.assert_array_equal(some.arrival_s, whole.arrival_s[:, [7, 2, 11]])
     assert some.rows([0, 3]).rounds.tolist() == [1, 4]
+    third = client_map(records, every=3)
+    assert third.rounds.tolist() == [1, 4, 7]
+    np.testing.assert_array_equal(third.state, whole.state[::3])
 
 
 def test_the_lag_of_an_update() -> None:

@@ -123,12 +123,12 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
 
 
 def test_who_was_left_out_is_named() -> None:
-    """The slowest clients come first, and of many only five are named."""
+    """The slowest clients come first, and of many only four are named."""
     run = simulated("mnist", rounds=2)
     reached = {client for record in run.held_records for client in record.picked}
     slowest = [client for client in range(100) if client not in reached]
     speeds = 100 - np.arange(100)
-    named = f"{', '.join(map(str, slowest[:-6:-1]))} and {len(slowest) - 5} more"
+    named = f"{', '.join(map(str, slowest[:-5:-1]))} and {len(slowest) - 4} more"
     slow = sum(client >= 50 for client in slowest)
     said = headline_of(run_page(run, speeds))[3]
     assert said.endswith(f"{len(slowest)} of 100 never reached the model: clients {named}; {slow} in the slower half")
@@ -235,7 +235,7 @@ def test_a_sweep_of_one_run(tmp_path: Path) -> None:
 
 def test_what_comes_with_the_task_was_not_varied(tmp_path: Path) -> None:
     said = text_of(sweep_page(sweep(tmp_path, ["boston", "digits"], fraction=[0.3, 0.5])))
-    assert "Varied: task (boston, digits); C (0.3, 0.5). Everything else comes with the task." in said
+    assert "Varied: task (boston, digits); C, fraction (0.3, 0.5). Everything else comes with the task." in said
     assert "Which setting is best on boston" in said
     assert "Which setting is best on digits" in said
 

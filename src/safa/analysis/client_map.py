@@ -73,9 +73,10 @@ class ClientMap:
         )
 
 
-def client_map(records: Iterable[RoundRecord], clients: ArrayLike | None = None) -> ClientMap:
+def client_map(records: Iterable[RoundRecord], clients: ArrayLike | None = None, *, every: int = 1) -> ClientMap:
     """What every client did in every round; `clients` names those of interest, in the order wanted (all by default).
 
+    Of so many rounds as `every` says only the first is kept, so that a long run needs no more memory than its map.
     A record names who was sent a model, whose update came in and who crashed. Between that, a client that was sent a
     model is at work until its update comes in or it crashes; and where as many were at work as are enrolled
     (`trained`), everyone is, as in SAFA after a crash. A client that crashed after its update came in counts by its
@@ -86,9 +87,11 @@ def client_map(records: Iterable[RoundRecord], clients: ArrayLike | None = None)
     wanted = None if clients is None else np.asarray(clients, dtype=np.int64)
     rounds: list[tuple[int, float]] = []
     rows: list[_Row] = []
-    for record in records:
-        rounds.append((record.round, record.opened_s))
-        rows.append(tracker.add(record).of(wanted))
+    for place, record in enumerate(records):
+        row = tracker.add(record)
+        if place % every == 0:
+            rounds.append((record.round, record.opened_s))
+            rows.append(row.of(wanted))
     chosen = np.arange(tracker.known, dtype=np.int64) if wanted is None else wanted
     rows = [row.of(np.arange(len(chosen))) for row in rows]  # clients that came later were absent before
     shape = len(rows), len(chosen)

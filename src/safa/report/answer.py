@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safa.analysis import Target, time_to_target
@@ -25,10 +25,11 @@ from safa.errors import SafaError
 from safa.report.page import Fact
 from safa.report.plan import Plan, directions
 from safa.report.tables import EVALUATIONS, Row
-from safa.report.words import TIMES, capital, duration, number
+from safa.report.words import TIMES, capital, duration, number, some_of
 
 __all__ = ["Answer", "find_answer", "goal"]
 
+_TIME = "time_to_target_s"
 _CHOSEN = (
     "This page chose that target, as the runs have none in common: it is the {hardest} {metric} that three in four of "
     "the settings reached with every seed. Another one is taken with `--target METRIC=VALUE`."
@@ -49,7 +50,7 @@ class Answer:
     best: Best | None
     """None where nothing can be ranked."""
     why: str
-    """Why the settings are compared that way, or why they are not."""
+    """Why the settings are compared that way, or why they are not; nothing where that is clear."""
 
     @property
     def target(self) -> Target | None:
@@ -63,7 +64,7 @@ class Answer:
 
     def note(self) -> str:
         """What one has to know besides the numbers."""
-        left = ", ".join(setting.name for setting in self.unranked)
+        left = some_of([setting.name for setting in self.unranked])
         more = f"Not ranked, as they have not the same seeds: {left}." if left else ""
         return " ".join(filter(None, [self.best.note if self.best else "", self.why, more]))
 
@@ -74,6 +75,9 @@ class Answer:
         if not self.best.is_found:
             return _nobody(self.best)
         first = _first_by_target(self.best) if self.best.target else _first_by_metric(self.best)
+        if self.target and self.why:
+            meaning = "; ".join(filter(None, [first[0].meaning, "the target is this page's choice"]))
+            first[0] = replace(first[0], meaning=meaning)
         return first + ([_lead(self.best), _sure(self.best)] if len(self.best.standings) > 1 else [])
 
 
@@ -102,7 +106,7 @@ def _rank(
 ) -> tuple[Best | None, str]:
     """The order of the settings, and why it is that one."""
     task, settings = str(rows[0]["task"]), by_setting(places, [dict(row) for row in rows])
-    if all(row.get("last_loss") is None and row.get(f"last_{next(iter(ways), 'loss')}") is None for row in rows):
+    if not any(_is_evaluated(row) for row in rows):
         return rank_by_round_length(task, settings), "No model was trained, so the settings are ranked by their rounds."
     own = {str(row.get("until") or "") for row in rows}
     until = Target.parse(own.pop(), ways) if len(own) == 1 and own != {""} else None
@@ -112,6 +116,11 @@ def _rank(
     if target != until:
         settings = by_setting(places, [_timed(row, target, ways) for row in rows])
     return rank_by_target(task, settings, target, until), why
+
+
+def _is_evaluated(row: Row) -> bool:
+    """Whether anything is known of a run's models."""
+    return any(value is not None for name, value in row.items() if name.startswith("last_") or name == _TIME)
 
 
 def _target(
@@ -132,7 +141,7 @@ def _timed(row: Row, target: Target, ways: Mapping[str, str]) -> dict[str, Any]:
     seen = row.get(EVALUATIONS) or []
     if not all(target.metric in scores for _, scores in seen) or not seen:
         raise SafaError(f"the records of the runs were not kept, so that {target} cannot be asked for")
-    return dict(row) | {"time_to_target_s": time_to_target(seen, target)}
+    return dict(row) | {_TIME: time_to_target(seen, target)}
 
 
 def _by_metric(task: str, settings: Sequence[Setting], ways: Mapping[str, str]) -> tuple[Best | None, str]:
@@ -160,8 +169,8 @@ def _first_by_target(best: Best) -> list[Fact]:
     time = best.standings[0].value
     seeds = _seeds(best.first.reached) + ("" if best.first.reached == best.seeds else f" of {best.seeds}")
     return [
-        Fact(f"First to {goal(best.target)}", best.first.name, _doubt(best)),
-        Fact("It takes", "" if time is None else duration(time), _over("geometric mean", seeds), "time_to_target_s"),
+        Fact(f"First to {goal(best.target)}", _whole(best.first.name), _doubt(best)),
+        Fact("It takes", "" if time is None else duration(time), _over("geometric mean", seeds), _TIME),
     ]
 
 
@@ -169,15 +178,23 @@ def _first_by_metric(best: Best) -> list[Fact]:
     value, mean = best.standings[0].value or 0.0, _over("mean", _seeds(best.seeds))
     if best.metric == "round_length_s":
         length = Fact("A round takes", duration(value), mean, "round_length_s")
-        return [Fact("Shortest rounds", best.first.name, _doubt(best)), length]
+        return [Fact("Shortest rounds", _whole(best.first.name), _doubt(best)), length]
     return [
-        Fact(f"Best {best.metric} of the last model", best.first.name, _doubt(best)),
+        Fact(f"Best {best.metric} of the last model", _whole(best.first.name), _doubt(best)),
         Fact(capital(best.metric), f"{value:.4g}", mean, f"last_{best.metric}"),
     ]
 
 
+def _whole(name: str) -> str:
+    """A name that is broken only between its parts."""
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in name.split(", "))
+
+
 def _doubt(best: Best) -> str:
-    return "" if best.is_certain or len(best.standings) < 2 else "ahead, but not told from the next"
+    if best.is_certain or len(best.standings) < 2:
+        return ""
+    is_level = best.standings[0].value == best.standings[1].value
+    return "level with the next" if is_level else "ahead, but not told from the next"
 
 
 def _lead(best: Best) -> Fact:

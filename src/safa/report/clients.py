@@ -139,20 +139,18 @@ def spread(items: Ids, most: int) -> Ids:
     return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
 
 
-def client_figure(records: Iterable[RoundRecord], clients: Clients) -> ClientFigure:
-    """The map of a run, of at most so many clients and rounds."""
-    cells = client_map(records, spread(clients.order, MAP_CLIENTS))
-    every = -(-len(cells.rounds) // MAP_ROUNDS)
-    shown = cells.rows(np.arange(0, len(cells.rounds), every))
-    count = len(clients.order)
+def client_figure(records: Iterable[RoundRecord], clients: Clients, rounds: int) -> ClientFigure:
+    """The map of a run of so many rounds; of many clients and rounds, some."""
+    every, count = -(-rounds // MAP_ROUNDS), len(clients.order)
+    cells = client_map(records, spread(clients.order, MAP_CLIENTS), every=every)
     caption = f"A row is a client, a column a round; the clients are ordered by {clients.by}, the fastest on top."
-    if shown.deprecated.any():
+    if cells.deprecated.any():
         caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
-    if len(shown.clients) < count:
-        caption += f" Shown are {len(shown.clients):,} of {count:,} clients, evenly spread over that order."
+    if len(cells.clients) < count:
+        caption += f" Shown are {len(cells.clients):,} of {count:,} clients, evenly spread over that order."
     if every > 1:
         caption += f" Shown is one round in {every}."
-    return _figure(shown, clients, caption)
+    return _figure(cells, clients, caption)
 
 
 def _figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:

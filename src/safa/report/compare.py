@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from safa.errors import SafaError
 from safa.report.page import Cell, Section, Table, render
-from safa.report.plan import Plan, distinct, title
+from safa.report.plan import Plan, distinct, shown_value, title
 from safa.report.sweep import comparison
 from safa.report.tables import Row, is_sweep, read_sweep, run_row
 from safa.report.words import number
@@ -24,7 +24,7 @@ _FOLDER = "folder"
 _NO_MATTER = ("trainer", "device", "threads", "memory_mb", "checkpoint_every", "tf32", "eval_clients")
 """Settings that say how a run is made, and not what it comes to."""
 _MOST_NAMES = 2
-"""With more settings that differ, what is compared is called by its folders, if that is clear."""
+"""With more settings that differ, some of them between folders, what is compared is called by its folder."""
 _DEFAULTS = {item.name: shown(item.default) for item in fields(Settings) if item.default is not MISSING}
 
 
@@ -47,7 +47,7 @@ def compare_sections(things: Sequence[Run | Path | str], *, target: str | None =
 def _sections(rows: Sequence[Row], target: str | None) -> list[Section]:
     plan = _plan(rows)
     *compared, rest = comparison(rows, plan, target=target)
-    return [*compared, Section("What is compared", [_what(rows, plan)], "what"), rest]
+    return [*compared, Section("What is compared", [_what(rows)], "what"), rest]
 
 
 def _lead(rows: Sequence[Row]) -> str:
@@ -99,23 +99,51 @@ def _names(things: Sequence[Run | Path]) -> list[str]:
 # -- what distinguishes them -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _ByFolder(Plan):
+    """What is varied in things of different designs: each is called by its folder, and by what varies in there."""
+
+    within: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """For every folder, what varies in it."""
+
+    @classmethod
+    def made(cls, rows: Sequence[Row]) -> _ByFolder:
+        """The plan of these rows."""
+        groups = {name: [row for row in rows if row[_FOLDER] == name] for name in distinct(rows, _FOLDER)}
+        within = {name: Plan.of(of, ignored=_NO_MATTER).distinguishing for name, of in groups.items()}
+        names = dict.fromkeys(("task", _FOLDER, *(one for of in within.values() for one in of), "seed"))
+        varied = {name: values for name in names if len(values := distinct(rows, name)) > 1}
+        return cls(varied, None, tuple(name for name in names if name != "seed"), within)
+
+    def place(self, row: Row) -> dict[str, Any]:
+        """The folder, what varies in it, and the seed."""
+        names = {title(name): shown_value(name, row[name]) for name in self.within[row[_FOLDER]]}
+        return {_FOLDER: row[_FOLDER], **names, "seed": row["seed"]}
+
+    def curve(self, row: Row) -> str:
+        """The same as a name."""
+        return ", ".join(str(value) for name, value in self.place(row).items() if name != "seed")
+
+
 def _plan(rows: Sequence[Row]) -> Plan:
     """What is varied; the folder counts where nothing else tells two runs apart, or where it is the shorter name."""
     plan = Plan.of(rows, ignored=(*_NO_MATTER, _FOLDER))
     if len({_key(plan, row) for row in rows}) < len(rows):
-        return Plan.of(rows, ignored=_NO_MATTER)
-    settings = {(_key(plan, row, seed=False), row[_FOLDER]) for row in rows}
-    if len(plan.distinguishing) > _MOST_NAMES and len(settings) == len(distinct(rows, _FOLDER)):
-        return Plan.of([{name: row[name] for name in ("task", _FOLDER, "seed")} for row in rows])
-    return plan
+        return _ByFolder.made(rows)
+    between = [name for name in plan.distinguishing if _is_of_folder(rows, name)]
+    return _ByFolder.made(rows) if between and len(plan.distinguishing) > _MOST_NAMES else plan
 
 
-def _key(plan: Plan, row: Row, *, seed: bool = True) -> tuple[Any, ...]:
-    values = plan.place(row) | {"task": row["task"]}
-    return tuple(value for name, value in values.items() if seed or name != "seed")
+def _key(plan: Plan, row: Row) -> tuple[Any, ...]:
+    return (row["task"], *plan.place(row).values())
 
 
-def _what(rows: Sequence[Row], plan: Plan) -> Table:
+def _is_of_folder(rows: Sequence[Row], name: str) -> bool:
+    """Whether a setting is the same in all runs of a folder."""
+    return len({(row[_FOLDER], row[name]) for row in rows}) == len(distinct(rows, _FOLDER))
+
+
+def _what(rows: Sequence[Row]) -> Table:
     """A row for every setting and folder: the seeds, and in what the runs differ."""
     names = [name for name in Plan.of(rows, ignored=(*_NO_MATTER, _FOLDER)).varied if name != "seed"]
     groups: dict[tuple[Any, ...], list[Row]] = {}

@@ -62,7 +62,7 @@ def _left_out(clients: Clients) -> Fact:
     if never:
         names = some_of([clients.names[client] for client in never])
         said = f"never reached the model: client{'s' * (len(never) > 1)} {names}"
-    if len(never) > 5 and clients.speeds is not None:
+    if len(never) > 4 and clients.speeds is not None:
         slow = len(set(never) & set(clients.order[count // 2 :].tolist()))
         said += f"; {'all' if slow == len(never) else f'{slow:,}'} in the slower half"
     return Fact("Clients left out", f"{len(never):,} of {count:,}", said, "starved")

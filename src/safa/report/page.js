@@ -232,7 +232,7 @@
     boxes.forEach((box) => watcher.observe(box));
   }
 
-  // A list that the reader has opened would be closed if its block were replaced: the block waits until he has chosen.
+  // A list that the reader has opened would be closed if its block were replaced: the block waits for the choice.
   const waiting = new Map();
   let opened = null;
   document.addEventListener("pointerdown", ({ target }) => { opened = target.closest("select"); }, true);
@@ -261,5 +261,6 @@
   all("[data-block]:not(details)").forEach(wire);
   all("section").forEach(addOpener);
   window.safa = { update, drawAll };
+  charts().filter((box) => box.getBoundingClientRect().top < innerHeight).forEach(drawSoon);  // before the page is loaded
   refresh();
 })();

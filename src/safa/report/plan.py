@@ -11,7 +11,7 @@ from safa.analysis.compare import Setting, by_setting
 from safa.report.tables import DIRECTION, Row, is_setting
 from safa.report.words import TITLES, number, protocol_name
 
-__all__ = ["Plan", "directions", "distinct", "is_number", "short_title", "title"]
+__all__ = ["Plan", "directions", "distinct", "is_number", "short_title", "shown_value", "title"]
 
 _SERIES = 8
 """The most curves in one chart."""
@@ -48,7 +48,7 @@ class Plan:
         """What was varied, in a sentence."""
         if not self.varied:
             return "Nothing was varied."
-        parts = [f"{title(name)} ({_list(values)})" for name, values in self.varied.items()]
+        parts = [f"{_explained(name)} ({_list(values)})" for name, values in self.varied.items()]
         rest = "comes with the task" if "task" in self.varied else "is the same in every run"
         return f"Varied: {'; '.join(parts)}. Everything else {rest}."
 
@@ -64,7 +64,7 @@ class Plan:
 
     def place(self, row: Row) -> dict[str, Any]:
         """The setting and the seed of a run, for readers."""
-        return {title(name): _shown(name, row.get(name)) for name in self.distinguishing} | {"seed": row["seed"]}
+        return {title(name): shown_value(name, row.get(name)) for name in self.distinguishing} | {"seed": row["seed"]}
 
     def settings(self, rows: Sequence[Row]) -> list[Setting]:
         """The settings of one task, each with its runs."""
@@ -73,7 +73,7 @@ class Plan:
     def curve(self, row: Row) -> str:
         """The name of the curve that a run belongs to, in charts along `x`."""
         return ", ".join(
-            _shown(name, row[name]) if isinstance(row[name], str) else f"{short_title(name)} {number(row[name])}"
+            shown_value(name, row[name]) if isinstance(row[name], str) else f"{short_title(name)} {number(row[name])}"
             for name in self.series
         )
 
@@ -100,12 +100,18 @@ def title(name: str) -> str:
     return TITLES.get(name, name.replace("_", " "))
 
 
+def _explained(name: str) -> str:
+    """The title, with the setting's own name where that is another one."""
+    return title(name) if title(name) == name.replace("_", " ") else f"{short_title(name)}, `{name}`"
+
+
 def short_title(name: str) -> str:
     """The title without its unit."""
     return title(name).split(",")[0]
 
 
-def _shown(name: str, value: Any) -> str:
+def shown_value(name: str, value: Any) -> str:
+    """The value of a setting for readers."""
     return protocol_name(value) if name == "protocol" else number(value) or "none"
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 
 from safa.analysis.compare import Best, Standing
 from safa.report.figures import INK, SOFT, Style
+from safa.report.plan import is_number
 from safa.report.setting_figures import data, distinguished, layered
 from safa.report.words import TIMES, duration
 
@@ -22,11 +23,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def ranks(best: Best, styled: Mapping[str, Style]) -> alt.LayerChart:
-    """The settings in their order, a bar each, under its name; the dashed line is where the first one is."""
+    """The settings in their order, a bar each, under its name; a grey mark shows where the first one is."""
     rows = [_row(best, standing, place) for place, standing in enumerate(best.standings[: len(styled)])]
     scale = _scale(rows)
-    first = alt.Chart(data(rows[:1])).mark_rule(strokeDash=[3, 3], color=SOFT).encode(x=_x("value", scale))
-    return layered([_bars(rows, scale, styled), first, *_intervals(rows, scale), *_texts(rows)], _STEP * len(rows))
+    layers = [_bars(rows, scale, styled), _first(rows, scale), *_intervals(rows, scale), *_texts(rows)]
+    return layered(layers, _STEP * len(rows))
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -34,9 +35,9 @@ def ranks(best: Best, styled: Mapping[str, Style]) -> alt.LayerChart:
 
 def _scale(rows: Rows) -> alt.Scale:
     """From nothing to the longest bar or interval; an interval far beyond the bars is cut off."""
-    values = [row["value"] for row in rows if row["value"] is not None]
+    values = [row["value"] for row in rows if is_number(row["value"])]
     longest = max([0.0, *values])
-    widest = max([longest, *(row["high"] for row in rows if row["high"] is not None)])
+    widest = max([longest, *(row["high"] for row in rows if is_number(row["high"]))])
     return alt.Scale(domain=[min([0.0, *values]), min(max(widest, 1.08 * longest), 1.5 * longest) or 1.0], nice=False)
 
 
@@ -59,12 +60,22 @@ def _bars(rows: Rows, scale: alt.Scale, styled: Mapping[str, Style]) -> alt.Char
     colour = distinguished(alt.Color, styled, "colour", legend=False)
     strength = alt.Opacity("strength:Q", scale=None)
     bar = _chart(rows).mark_bar(size=14, yOffset=_DOWN, cornerRadiusEnd=3)
-    return bar.encode(x=_x("value", scale), color=colour, opacity=strength)
+    return cast(alt.Chart, bar.encode(x=_x("value", scale), color=colour, opacity=strength))
+
+
+def _first(rows: Rows, scale: alt.Scale) -> alt.Chart:
+    """Where the first setting is, at every bar."""
+    chart = _chart([dict(row) | {"first": rows[0]["value"]} for row in rows if row["value"] is not None])
+    mark = chart.mark_tick(size=24, thickness=2, color=SOFT, yOffset=_DOWN)
+    return cast(alt.Chart, mark.encode(x=_x("first", scale)))
 
 
 def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
     """A line with two ends for every row that has an interval."""
-    chart = _chart([row for row in rows if row["low"] is not None])
+    known = [row for row in rows if row["low"] is not None]
+    if not known:
+        return []
+    chart = _chart(known)
     line = chart.mark_rule(strokeWidth=1.5, color=INK, yOffset=_DOWN, clip=True)
     end = chart.mark_tick(size=9, thickness=1.5, color=INK, yOffset=_DOWN, clip=True)
     return [line.encode(x=_x("low", scale), x2="high:Q"), *(end.encode(x=_x(f, scale)) for f in ("low", "high"))]
@@ -73,8 +84,8 @@ def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
 def _texts(rows: Rows) -> list[alt.Chart]:
     """The names on the left, that of the first one bold, and on the right what is said of each."""
     names = [
-        _chart(of).mark_text(align="left", dy=_UP, fontSize=13, fontWeight=weight, color=INK)
-        for of, weight in ((rows[:1], 600), (rows[1:], 400))
+        _chart(of).mark_text(align="left", dy=_UP, fontSize=13, fontWeight=cast(Any, weight), color=INK)
+        for of, weight in ((rows[:1], "bold"), (rows[1:], "normal"))
     ]
     said = _chart(rows).mark_text(align="right", dy=_UP, fontSize=12, color=SOFT)
     return [

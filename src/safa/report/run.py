@@ -54,7 +54,7 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     numbers = headline(run.settings, values, clients, finished=run.summary is not None)
     return [
         Section("Result", [state, numbers, main], headed=False),
-        Section("Clients", [client_figure(run.records(), clients)], headed=False),
+        Section("Clients", [client_figure(run.records(), clients, len(seen.rows))], headed=False),
         Section("More", [
             Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
             Folded("Learning: every metric and the loss", _learning(seen.rows, run.settings, time)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -66,8 +67,12 @@ def layered(layers: Sequence[alt.Chart], height: float) -> alt.LayerChart:
 
 
 def data(rows: Rows) -> alt.InlineData:
-    """Rows as a chart's own data."""
-    return alt.InlineData(values=[dict(row) for row in rows])
+    """Rows as a chart's own data; JSON has no NaN and no infinity, so that these are missing."""
+    return alt.InlineData(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- the metric over time ----------------------------------------------------------------------------------------------
@@ -132,12 +137,10 @@ def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[al
         for one in best.standings
         if one.value is not None and one.setting.name in styled and one.setting.reached == best.seeds
     ]
+    rule = line.mark_rule(strokeDash=[4, 4], strokeWidth=1.5, color=INK)
     point = alt.Chart(data(there)).mark_point(filled=True, size=75, opacity=1, stroke=BACK, strokeWidth=1.5)
-    return [
-        line.mark_rule(strokeDash=[4, 4], strokeWidth=1.5, color=INK),
-        text.encode(x=alt.value(0), text="said:N"),
-        point.encode(x=_TIME, y=_MEAN, color=distinguished(alt.Color, styled, "colour")),
-    ]
+    points = [point.encode(x=_TIME, y=_MEAN, color=distinguished(alt.Color, styled, "colour"))] if there else []
+    return [rule, text.encode(x=alt.value(0), text="said:N"), *points]
 
 
 def _tips(rows: Rows, metric: str, unit: str) -> alt.Chart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from safa.report.rank_figures import ranks
 from safa.report.setting_figures import MOST, curves, looks
 from safa.report.tables import SCORES, Row
 from safa.report.tradeoff_figures import Tradeoff, time_s, tradeoff
-from safa.report.words import capital, counted, duration, label, number, percent, value_of
+from safa.report.words import capital, counted, duration, label, number, percent, some_of, value_of
 
 __all__ = ["comparison", "sweep_heading", "sweep_page", "sweep_sections"]
 
@@ -130,8 +131,8 @@ def _ranks(answer: Answer, styled: dict[str, Style]) -> Figure | None:
     caption = "The best is on top. "
     if best.seeds > 1:
         caption += (
-            "The line on a bar is the 95% interval of how far it is behind the first, seed by seed; one that crosses "
-            "the dashed line cannot be told from the first."
+            "The line on a bar is the 95% interval of how far it is behind the first, seed by seed; one that "
+            "crosses the grey mark of the first cannot be told from it."
         )
     if len(best.standings) > len(styled):
         caption += f" The first {len(styled)} of {len(best.standings)}."
@@ -149,14 +150,15 @@ def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
     worst = f"client_{answer.metric}_worst_decile"
     wanted = [
         Tradeoff(f"best_{answer.metric}", f"best {answer.metric}", answer.higher),
-        Tradeoff("futility", "work thrown away", False, ".0%"),
+        Tradeoff("futility", "work thrown away", False, "~%"),
         Tradeoff(worst, f"{answer.metric} of the worst-served tenth", answer.higher),
-        Tradeoff("starved", "clients left out", False, ".0%"),
+        Tradeoff("starved", "clients left out", False, "~%"),
     ]
     if any(row.get(worst) is not None for setting in answer.settings for row in setting.rows):
         wanted.pop()
+    wanted.append(Tradeoff("bytes_up", "bytes sent by clients", False, ".3~s"))
     figures_ = [figure for what in wanted if (figure := _tradeoff(answer, styled, what))]
-    return [Words(_costs_words(answer, has_worst=len(wanted) == 3)), *figures_] if figures_ else []
+    return [Words(_costs_words(answer, has_worst=wanted[2].column == worst)), *figures_] if figures_ else []
 
 
 def _costs_words(answer: Answer, *, has_worst: bool) -> str:
@@ -166,10 +168,16 @@ def _costs_words(answer: Answer, *, has_worst: bool) -> str:
     )
     if answer.target:
         left = [setting.name for setting in answer.settings if time_s(answer, setting) is None]
-        words += f" Not drawn, as they did not reach the target with every seed: {', '.join(left)}." if left else ""
+        words += " Runs ended at the target: their best is hardly above it." if _ended_there(answer) else ""
+        words += f" Not drawn, as they did not reach the target with every seed: {some_of(left)}." if left else ""
     if not has_worst:
         words += " How the worst-served tenth of the clients fares is known with `--eval-clients true`."
     return words
+
+
+def _ended_there(answer: Answer) -> bool:
+    """Whether the runs ended when they had reached the target."""
+    return all(str(row.get("until") or "") == str(answer.target) for one in answer.settings for row in one.rows)
 
 
 def _tradeoff(answer: Answer, styled: dict[str, Style], what: Tradeoff) -> Figure | None:
@@ -240,9 +248,9 @@ def _settings_table(answer: Answer, plan: Plan) -> Table:
 
 def _shown(answer: Answer) -> dict[str, str]:
     """The metrics of the table of settings, with their names for readers."""
-    metric = answer.metric
+    metric, which = answer.metric, "best" if answer.target else "last"
     names = {
-        f"best_{metric}": f"best {metric}", f"last_{metric}": f"last {metric}",
+        f"{which}_{metric}": f"{which} {metric}",
         f"client_{metric}_worst_decile": "worst-served tenth", "futility": "work thrown away",
         "starved": "clients left out", "round_length_s": "round", "virtual_time_s": "whole run",
     }  # fmt: skip
@@ -289,12 +297,16 @@ def _seeds(answer: Answer, setting: Setting, places: dict[str, tuple[int, Standi
 
 
 def _mean_cell(name: str, found: Interval | None) -> Cell:
-    """A mean with half the width of its interval."""
+    """A mean with half the width of its interval, to two digits of that."""
     if found is None:
         return Cell("")
     shown = duration if name.endswith("_s") else percent if name in ("futility", "starved") else number
-    half = "" if found.high is None or found.high == found.mean else f" ± {shown(found.high - found.mean)}"
-    return Cell(f"{shown(found.mean)}{half}", found.mean)
+    half = found.high - found.mean if found.high is not None else 0.0
+    if not half or not math.isfinite(half):
+        return Cell(shown(found.mean), found.mean)
+    digits = max(0, 1 - math.floor(math.log10(half)))
+    plain = f"{found.mean:,.{digits}f} ± {half:,.{digits}f}"
+    return Cell(plain if shown is number else f"{shown(found.mean)} ± {shown(half)}", found.mean)
 
 
 def _fixed(rows: Sequence[Row]) -> list[Fact]:

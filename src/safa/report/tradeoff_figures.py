@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 
@@ -13,10 +13,13 @@ from safa.analysis import pareto_front
 from safa.analysis.compare import Setting
 from safa.report.answer import Answer
 from safa.report.figures import INK, SOFT, Style
-from safa.report.setting_figures import GREY, MOST, data, distinguished, layered, longest_s
+from safa.report.setting_figures import GREY, data, distinguished, layered, longest_s
 from safa.report.words import time_unit
 
 __all__ = ["Tradeoff", "time_s", "tradeoff"]
+
+_NAMED = 5
+"""Up to so many settings, all of them have their names beside them, and not only those on the front."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -28,7 +31,8 @@ class Tradeoff:
     column: str
     name: str
     higher: bool
-    format: str = ",.3~r"
+    format: str = "~r"
+    """How its numbers are written (the format of d3)."""
 
 
 def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tuple[alt.LayerChart, list[str]] | None:
@@ -41,7 +45,7 @@ def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tup
     rows = [row | {"strength": 1.0 if place in places else 0.4} for place, row in enumerate(rows)]
     front = sorted((rows[place] for place in places), key=lambda row: row["time"])
     axes = _axes(f"{'time to the target' if answer.target else 'time of the run'}, {unit}", what)
-    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= MOST else front, axes)]
+    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= _NAMED else front, axes)]
     return layered(layers, 240), [row["setting"] for row in front]
 
 
@@ -65,14 +69,14 @@ def _row(answer: Answer, setting: Setting, what: Tradeoff, size: float) -> dict[
 def _axes(x: str, y: Tradeoff) -> dict[str, Any]:
     scale = alt.Scale(zero=False, padding=22)
     return {
-        "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",.3~r")),
+        "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",~r")),
         "y": alt.Y("y:Q", title=y.name, scale=scale, axis=alt.Axis(format=y.format)),
     }
 
 
 def _line(front: Rows, axes: Mapping[str, Any]) -> alt.Chart:
     chart = alt.Chart(data(front)).mark_line(interpolate="step-after", color=SOFT, strokeWidth=1.5, strokeDash=[4, 3])
-    return chart.encode(**axes)
+    return cast(alt.Chart, chart.encode(**axes))
 
 
 def _points(rows: Rows, axes: Mapping[str, Any], styled: Mapping[str, Style]) -> list[alt.Chart]:
@@ -94,11 +98,13 @@ def _names(rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
     """The names of settings beside their points; in the right half they stand on the left."""
     times = [row["time"] for row in rows]
     middle = (min(times) + max(times)) / 2
-    left = alt.Chart(data([row for row in rows if row["time"] <= middle])).mark_text(
-        align="left", dx=9, dy=-9, fontSize=11, color=INK
-    )
-    right = alt.Chart(data([row for row in rows if row["time"] > middle])).mark_text(
-        align="right", dx=-9, dy=-9, fontSize=11, color=INK
-    )
+    left = [row for row in rows if row["time"] <= middle]
+    right = [row for row in rows if row["time"] > middle]
     strength = alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.5, 1]), legend=None)
-    return [text.encode(**axes, text="setting:N", opacity=strength) for text in (left, right)]
+    return [
+        alt.Chart(data(of))
+        .mark_text(align=cast(Any, side), dx=dx, dy=-9, fontSize=11, color=INK)
+        .encode(**axes, text="setting:N", opacity=strength)
+        for of, side, dx in ((left, "left", 9), (right, "right", -9))
+        if of
+    ]

@@ -110,7 +110,7 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def some_of(names: Sequence[str], most: int = 5) -> str:
+def some_of(names: Sequence[str], most: int = 4) -> str:
     """A list of names in words, of which the first few are named."""
     shown, more = list(names[:most]), len(names) - most
     if more > 0:

@@ -24,6 +24,7 @@ def test_the_status_shows_the_quota_filling_and_every_client(tmp_path: Path) -> 
     assert status["deadline_s"] == status["opened_s"] + 60.0 > status["now_s"]
     assert [client["name"] for client in status["clients"]] == [f"client-{n}" for n in range(4)]
     assert [client["at_work"] for client in status["clients"]] == [False, False, False, True]
+    assert [client["lag"] for client in status["clients"]] == [0, 0, 0, 0]  # also of those whose update is in
     assert all(client["online"] and client["last_seen_s"] == status["now_s"] for client in status["clients"])
     harness.peers[3].is_online = False
     harness.step()

@@ -338,7 +338,7 @@ class Coordinator:
                 "online": self.membership.is_online(number),
                 "last_seen_s": member.last_seen_s,
                 "at_work": number in at_work,
-                "lag": self.protocol.version - int(versions[number]) if number < len(versions) else 0,
+                "lag": max(0, self.protocol.version - int(versions[number])) if number < len(versions) else 0,
                 "refused": refused.get(number, 0),
                 "present": member.present,
                 "blocked": number in blocked,

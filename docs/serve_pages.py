@@ -1,6 +1,6 @@
 """Take the pictures of docs/serve.md in chromium: PYTHONPATH=. python docs/serve_pages.py.
 
-The deployment is a real coordinator with real devices, in one process and without a network (`tests/deploy/harness.py`).
+The deployment is a real coordinator with real devices, in one process, without a network (`tests/deploy/harness.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.sync_api import sync_playwright
+from tests.deploy.harness import Harness
 
 import safa
 from safa.deploy.exchange.status import StatusFile
@@ -19,7 +20,6 @@ from safa.experiments import Experiment, sweep
 from safa.report import page_of
 from safa.report.live import LiveServer
 from safa.runs import RunWriter
-from tests.deploy.harness import Harness
 
 OUT = Path(__file__).with_name("pages")
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,3 +192,11 @@ def test_the_server_of_the_docs_runs(
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0], {})
     assert re.fullmatch(r"http://127.0.0.1:\d+/ 200\n", capsys.readouterr().out)
+
+
+def test_without_the_extra_one_sentence_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == ("safa: the live view needs uvicorn; install it with pip install 'safa[serve]'\n")

@@ -35,11 +35,13 @@ Maker = Callable[[Path], str]
 Result = TypeVar("Result")
 Written = tuple[State, tuple[object, ...]]
 
+_ONE = threading.Lock()
+"""One page is made at a time, so that never more than one core is taken."""
 _BY_BLOCKS = (Kind.RUN, Kind.DEPLOYMENT)
 """What is sent block by block."""
 _GLANCE_S, _LEAST_S = 0.5, 1.0
 _SHARE = 0.05
-"""The share of one core that is spent on making the page of one run anew."""
+"""The share of one core that is spent on making one page anew, or on looking through one folder."""
 _KEPT = 8
 """So many pages are kept."""
 _MOST = 300
@@ -130,8 +132,8 @@ class Watched:
 
     def _timed(self, make: Callable[[], Result]) -> Made[Result]:
         """Make something, and see to it that the next time is not too soon."""
-        start, written = time.thread_time(), self._written()
-        with debug_mode(False):
+        written, start = self._written(), time.thread_time()
+        with _ONE, debug_mode(False):  # charts are checked in tests
             made = Made(make(), written, time.time_ns())
         self._last = written[0]
         self._due = time.monotonic() + max(_LEAST_S, (time.thread_time() - start) / _SHARE)
@@ -241,11 +243,12 @@ class Library:
         if folder is None:
             return None
         with self._lock:
-            known = self._listed.get(folder)
-            if known is None or time.monotonic() - known[0] > _GLANCE_S:
-                known = time.monotonic(), self._look(folder)
-                self._listed = {folder: known} if len(self._listed) > _KEPT else self._listed | {folder: known}
-            return known[1]
+            due, found = self._listed.get(folder, (0.0, {}))
+            if time.monotonic() >= due:
+                start, found = time.thread_time(), self._look(folder)
+                due = time.monotonic() + max(_GLANCE_S, (time.thread_time() - start) / _SHARE)
+                self._listed = ({} if len(self._listed) > _KEPT else self._listed) | {folder: (due, found)}
+            return found
 
     def _look(self, folder: Path) -> dict[str, Glance]:
         found = list(self.folders.below(folder))

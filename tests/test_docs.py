@@ -253,6 +253,12 @@ def test_what_the_docs_link_to_is_there(page: str) -> None:
     assert not missing, missing
 
 
+def test_a_page_of_ones_own_is_made_of_blocks() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/pages.md")[0], names)
+    assert names["page"].index("My view") < names["page"].index("Who did what, round by round")
+
+
 def test_the_picture_is_drawn_from_the_run_it_names() -> None:
     names: dict[str, Any] = {"__name__": "docs"}
     exec((ROOT / "docs" / "client_map.py").read_text(encoding="utf-8"), names)

@@ -70,11 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser(given[0] if given else "").parse_args(given)
         command: Callable[[argparse.Namespace], None] = arguments.command
         command(arguments)
+        sys.stdout.flush()  # a pipe that was closed shows now, not when nobody can handle it
     except KeyboardInterrupt as stop:
         print(f"safa: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         return _STOPPED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):  # whichever it was: nothing more can be said
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return _CLOSED_PIPE
     except (SafaError, MemoryError, OSError) as error:
         print(f"safa: {_sentence(error)}", file=sys.stderr)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from safa.cli.arguments import add_address, add_settings, given_settings, settings_of
-from safa.cli.show import print_summary, with_progress
+from safa.cli.live import LiveView
+from safa.cli.progress import Progress
+from safa.cli.show import print_summary
 from safa.cluster import connect
 from safa.errors import SafaError
 from safa.experiments.simulate import Experiment, resume_run, run_to_end
@@ -67,14 +69,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _finish(experiment: Experiment, writer: RunWriter | None, *, quiet: bool) -> None:
     """Run all rounds that are left; Ctrl-C says how many are finished and how to resume."""
-    finished, total = experiment.server.finished, experiment.settings.rounds
+    settings = experiment.settings
+    progress = Progress(settings.rounds, "round", done=experiment.server.finished, at_most=bool(settings.until))
     try:
-        rounds = run_to_end(experiment, writer)
-        for record in with_progress(rounds, total, "rounds", quiet=quiet, done=finished):
-            finished = record.round
+        with LiveView(progress, quiet=quiet) as view:
+            for record in run_to_end(experiment, writer):
+                view.round(record)
     except KeyboardInterrupt:
         folder = f" and can be read in {writer.folder}; resume with --resume {writer.folder}" if writer else ""
-        raise KeyboardInterrupt(f"{finished} of {total} rounds are finished{folder}") from None
+        raise KeyboardInterrupt(f"{progress.done} of {settings.rounds} rounds are finished{folder}") from None
 
 
 def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:

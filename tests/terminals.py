@@ -92,12 +92,11 @@ def in_terminal(command: Sequence[str], *, columns: int, rows: int = 24, **envir
     """A program with a pseudo-terminal as its stdin, stdout and stderr."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    unset = {name: value for name, value in os.environ.items() if name not in _OVERRIDES}
+    kept = {name: value for name, value in os.environ.items() if name not in _OVERRIDES}
+    variables = {**kept, "TERM": "xterm-256color", **environment}
     streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
     try:
-        with started(
-            [sys.executable, "-c", _CONTROLLING, *command], env={**unset, "TERM": "xterm-256color", **environment}, **streams
-        ) as process:
+        with started([sys.executable, "-c", _CONTROLLING, *command], env=variables, **streams) as process:
             os.close(slave)
             yield Terminal(master, process, columns)
     finally:

@@ -86,7 +86,9 @@ class LiveView:
             print(text, file=sys.stderr, flush=True)
 
     def refresh(self) -> None:
-        """Draw it as it is now."""
+        """Draw it as it is now, where it is drawn."""
+        if not self.is_drawn:
+            return
         from rich.live import Live
 
         from safa.cli.console import Terminal

@@ -261,17 +261,25 @@ def closed_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    ["protocols", "run boston --no-train --rounds 5", "run boston --no-train --rounds 5 --json"],
-)
+COMMANDS = ["--help", "protocols", "run boston --no-train --rounds 5", "run boston --no-train --rounds 5 --json"]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_closed_pipe_is_no_error(command: str) -> None:
     program = [sys.executable, "-m", "safa", *command.split()]
     with closed_pipe() as pipe:
-        done = subprocess.run(program, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(program, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False, env=BUFFERED)
         assert (done.returncode, done.stderr) == (141, "")
-        assert subprocess.run(program, stdout=pipe, stderr=pipe, check=False).returncode == 141
+        assert subprocess.run(program, stdout=pipe, stderr=pipe, check=False, env=BUFFERED).returncode == 141
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_a_full_disk_is_one_sentence(command: str) -> None:
+    program = [sys.executable, "-m", "safa", *command.split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=BUFFERED)
+    assert (done.returncode, done.stderr) == (2, "safa: cannot write the output: No space left on device\n")
 
 
 # -- numbers in words --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import safa
 from safa.cli.live import LiveView, watched
 from safa.cli.progress import Progress, curve, duration, rate
 from safa.protocol.records import RoundRecord
+from tests.programs import started
 from tests.terminals import in_terminal, screen_of
 
 Capture = pytest.CaptureFixture[str]
@@ -68,19 +70,19 @@ SEEN: dict[int, list[str]] = {
     40: [
         "round 12 of 20  ━━━━━───  30 rounds/min",
         "16 s left",
-        "virtual time 31 min  accuracy 0.9231",
-        "▁▄▅▆▇▇▇▇████",
+        "virtual time 31 min  500 clients",
+        "accuracy 0.9231  ▁▄▅▆▇▇▇▇████",
         "██▓▓▓░░▒  █ picked 150  ▓ undrafted 202",
         "░ crashed 148  ▒ deprecated 38",
     ],
     80: [
         "round 12 of 20  ━━━━━━━━━━━━━━━━━━━━━━───────────────  30 rounds/min  16 s left",
-        "virtual time 31 min  accuracy 0.9231  ▁▄▅▆▇▇▇▇████",
+        "virtual time 31 min  500 clients  accuracy 0.9231  ▁▄▅▆▇▇▇▇████",
         "████▓▓▓▓▓▓░░░░░▒  █ picked 150  ▓ undrafted 202  ░ crashed 148  ▒ deprecated 38",
     ],
     120: [
         "round 12 of 20  ━━━━━━━━━━━━━━━━━━━━━━━━────────────────  30 rounds/min  16 s left",
-        "virtual time 31 min  accuracy 0.9231  ▁▄▅▆▇▇▇▇████",
+        "virtual time 31 min  500 clients  accuracy 0.9231  ▁▄▅▆▇▇▇▇████",
         "███████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░▒▒▒  █ picked 150  ▓ undrafted 202  ░ crashed 148  ▒ deprecated 38",
     ],
 }
@@ -200,8 +202,8 @@ def test_a_line_is_one_sentence(capsys: Capture) -> None:
         clock.now = 6.0
         view.round(list(records(16))[-1])
     assert capsys.readouterr().err == (
-        "safa: round 16 of at most 40, virtual time 42 min, accuracy 0.9412, picked 150, undrafted 203, crashed 147, "
-        "deprecated 30, 1.0 rounds/s, at most 24 s left\n"
+        "safa: round 16 of at most 40, virtual time 42 min, 500 clients, accuracy 0.9412, picked 150, undrafted 203, "
+        "crashed 147, deprecated 30, 1.0 rounds/s, at most 24 s left\n"
     )
 
 
@@ -261,7 +263,12 @@ def closed_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-COMMANDS = ["--help", "protocols", "run boston --no-train --rounds 5", "run boston --no-train --rounds 5 --json"]
+COMMANDS = [
+    "protocols --help",
+    "protocols",
+    "run boston --no-train --rounds 5",
+    "run boston --no-train --rounds 5 --json",
+]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
@@ -280,6 +287,21 @@ def test_a_full_disk_is_one_sentence(command: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=BUFFERED)
     assert (done.returncode, done.stderr) == (2, "safa: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_what_is_kept_although_tee_is_gone(tmp_path: Path) -> None:
+    run = ["run", "boston", "--no-train", "--rounds", "10000000", "--out", str(tmp_path / "run")]
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, "env": BUFFERED}
+    with closed_pipe() as pipe, started([sys.executable, "-m", "safa", *run], stdout=pipe, **streams) as process:
+        file = tmp_path / "run" / "rounds.jsonl"
+        while process.poll() is None and not (file.exists() and file.stat().st_size):
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert err.startswith("safa: stopped; ")
+    assert err.endswith(f"resume with --resume {tmp_path / 'run'}\n")
 
 
 # -- numbers in words --------------------------------------------------------------------------------------------------

@@ -141,9 +141,10 @@ class Progress:
         return [*rates, f"{'at most ' * self.at_most}{duration(left)} left"]
 
     def _learnt(self) -> list[str]:
-        """The virtual time and the main metric."""
+        """The virtual time, the clients and the main metric."""
         of = "last run: " * (self.unit == "run")
         found = [] if self.time_s is None else [f"{of}{self.time_name} {duration(self.time_s)}"]
+        found += [f"{self.record.clients:,} clients"] if self.record else []
         return found + ([f"{printable(self.metric)} {self.values[-1]:.4g}"] if self.values else [])
 
     def _bar(self, room: int) -> list[Part]:

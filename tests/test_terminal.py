@@ -289,7 +289,6 @@ def test_a_full_disk_is_one_sentence(command: str) -> None:
     assert (done.returncode, done.stderr) == (2, "safa: cannot write the output: No space left on device\n")
 
 
-@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_although_tee_is_gone(tmp_path: Path) -> None:
     run = ["run", "boston", "--no-train", "--rounds", "10000000", "--out", str(tmp_path / "run")]
     streams: dict[str, Any] = {"stderr": subprocess.PIPE, "env": BUFFERED}

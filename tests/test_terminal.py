@@ -228,10 +228,10 @@ def test_what_is_over_at_once_needs_no_line_but_a_part_of_something_has_its_own(
 
 def test_runs_have_the_main_metric_of_the_last_one_and_their_weight(capsys: Capture) -> None:
     clock = Clock()
-    with LiveView(Progress(3, "run", work=31.0), clock=clock) as view:
+    with LiveView(Progress(5, "run", done=2, work=61.0, worked=30.0), clock=clock) as view:
         clock.now = 15.0
         view.run({"virtual_time_s": 7200.0, "best_accuracy": 0.9, "last_accuracy": 0.8, "last_loss": 0.1}, 15.0)
-    assert capsys.readouterr().err == ("safa: 1 of 3 runs, last run: virtual time 2.0 h, accuracy 0.8, 16 s left\n")
+    assert capsys.readouterr().err == ("safa: 3 of 5 runs, last run: virtual time 2.0 h, accuracy 0.8, 16 s left\n")
 
 
 def test_quiet_is_quiet(capsys: Capture) -> None:

@@ -43,6 +43,8 @@ class Progress:
     done: int = 0
     work: float | None = None
     """The sum of the weights of all that is counted; None where all take about the same time."""
+    worked: float = 0.0
+    """The weights of those that are `done`, where there are weights."""
     at_most: bool = False
     """Whether it may end before `total`."""
     time_name: str = "virtual time"
@@ -57,14 +59,14 @@ class Progress:
 
     def start(self, now_s: float) -> None:
         """Count from now on; what was `done` before took no time."""
-        self._worked = float(self.done)
+        self.worked = float(self.done) if self.work is None else self.worked
         self._started_s = self._last_s = now_s
-        self._since, self._instant = (now_s, self._worked), True
+        self._since, self._before, self._instant = (now_s, self.worked), self.done, True
 
     def add_round(self, record: RoundRecord) -> None:
         """Take in a round."""
         self.done = record.round
-        self._worked = float(record.round)
+        self.worked = float(record.round)
         self.record, self.time_s = record, record.closed_s
         if record.loss is not None:
             self.metric, value = next(iter(record.metrics.items()), ("loss", record.loss))
@@ -73,10 +75,10 @@ class Progress:
     def add_run(self, summary: Mapping[str, Any], now_s: float, weight: float = 1.0) -> None:
         """Take in a finished run, with its metrics. Runs that were finished before say nothing of the rate."""
         self.done += 1
-        self._worked += weight
-        self._instant &= self.done == 1 or now_s - self._last_s < _INSTANT_S
-        if self._instant and self.done > 1:
-            self._since = now_s, self._worked
+        self.worked += weight
+        self._instant &= self.done == self._before + 1 or now_s - self._last_s < _INSTANT_S
+        if self._instant and self.done > self._before + 1:
+            self._since = now_s, self.worked
         self._last_s, self.time_s = now_s, summary.get("virtual_time_s")
         found = [(name, value) for name, value in summary.items() if name.startswith("last_") and value is not None]
         if found:
@@ -88,17 +90,17 @@ class Progress:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        return min(1.0, self._worked / (self.work or self.total or 1.0))
+        return min(1.0, self.worked / (self.work or self.total or 1.0))
 
     def per_second(self, now_s: float) -> float:
         """The work done a second since this session began; 0 before the first."""
         start_s, before = self._since
-        return (self._worked - before) / (now_s - start_s) if now_s > start_s else 0.0
+        return (self.worked - before) / (now_s - start_s) if now_s > start_s else 0.0
 
     def left_s(self, now_s: float) -> float | None:
         """How long the rest takes at this rate; None where that is not known."""
         speed = self.per_second(now_s)
-        return ((self.work or self.total) - self._worked) / speed if speed else None
+        return ((self.work or self.total) - self.worked) / speed if speed else None
 
     def counts(self) -> dict[str, int]:
         """What became of clients and updates in the last round; refused ones are named where there are any."""

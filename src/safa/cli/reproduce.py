@@ -107,17 +107,19 @@ def _run_missing(arguments: argparse.Namespace, folder: Path, jobs: Sequence[Job
     results = Results(folder / RESULTS)
     missing = results.missing(jobs)
     start = time.perf_counter()
-    progress = Progress(len(missing), "run", work=sum(job.weight for job in missing))
+    before, work = len(jobs) - len(missing), sum(job.weight for job in jobs)
+    worked = work - sum(job.weight for job in missing)
+    progress = Progress(len(jobs), "run", done=before, work=work, worked=worked)
     try:
         with LiveView(progress, quiet=arguments.quiet) as view:
             for job in collect(missing, results, engine=engine):
-                view.run((results.get(job) or {})["summary"], job.weight)
+                view.run((results.get(job) or {}).get("summary", {}), job.weight)
     except KeyboardInterrupt:
-        kept = f"{len(jobs) - len(missing) + progress.done} of {len(jobs)} runs are finished"
+        kept = f"{progress.done} of {len(jobs)} runs are finished"
         raise KeyboardInterrupt(f"{kept} and kept in {folder}; the same command resumes") from None
     finally:
-        if progress.done:
-            _note_session(arguments, folder, progress.done, time.perf_counter() - start)
+        if progress.done > before:
+            _note_session(arguments, folder, progress.done - before, time.perf_counter() - start)
 
 
 def _note_session(arguments: argparse.Namespace, folder: Path, done: int, seconds: float) -> None:

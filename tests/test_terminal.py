@@ -99,6 +99,12 @@ def test_the_view_says_the_same_at_every_width(columns: int) -> None:
     assert "\x1b[?25l" not in terminal.text, "a cursor that was hidden would be missed"
 
 
+def test_the_docs_show_what_is_seen() -> None:
+    page = Path(__file__).parent.parent.joinpath("docs", "terminal.md").read_text(encoding="utf-8")
+    for columns in (40, 80):
+        assert "\n".join(SEEN[columns]) in page
+
+
 def test_the_view_is_gone_at_the_end_and_other_lines_stay() -> None:
     code = f"""{DRAW}    view.refresh()
     view.line("ann is new")

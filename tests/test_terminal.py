@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,8 +18,11 @@ from typing import Any
 import pytest
 
 import safa
+from safa.cli import main, reproduce
 from safa.cli.live import LiveView, watched
 from safa.cli.progress import Progress, curve, duration, rate
+from safa.experiments.engines import LocalEngine
+from safa.paper import grid
 from safa.protocol.records import RoundRecord
 from tests.programs import started
 from tests.terminals import in_terminal, screen_of
@@ -238,6 +242,40 @@ def test_runs_have_the_main_metric_of_the_last_one_and_their_weight(capsys: Capt
         clock.now = 15.0
         view.run({"virtual_time_s": 7200.0, "best_accuracy": 0.9, "last_accuracy": 0.8, "last_loss": 0.1}, 15.0)
     assert capsys.readouterr().err == ("safa: 3 of 5 runs, last run: virtual time 2.0 h, accuracy 0.8, 16 s left\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ("run boston --no-train --rounds 20", "safa: round 20 of 20, virtual time "),
+        ("sweep boston --no-train --rounds 2 --seed 0-19 --workers 1", "safa: 20 of 20 runs, last run: virtual time "),
+    ],
+)
+def test_commands_in_a_pipe_say_how_far_they_are(
+    command: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("safa.cli.live._LEAST_S", 0.0)
+    assert main([*command.split(), "--out", str(tmp_path / "out")]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("safa: ")]
+    assert len(lines) == 10
+    assert lines[-1].startswith(last)
+    assert main([*command.split(), "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_reproduction_in_a_pipe_counts_all_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("safa.cli.live._LEAST_S", 0.0)
+    jobs = grid.plan(["boston"], ["timing"], seeds=1, worlds=1, device="cpu")[:10]
+    what = {"task": "boston", "what": "timing", "seeds": 1, "worlds": 1}
+    given = Namespace(**what, device="cpu", workers=1, engine="local", quiet=False)
+    for count in (4, 10):
+        reproduce._run_missing(given, tmp_path, jobs[:count], LocalEngine())
+        first, *_, last = capsys.readouterr().err.splitlines()
+        assert first.startswith(f"safa: {1 if count == 4 else 5} of {count} runs, last run: virtual time ")
+        assert last.startswith(f"safa: {count} of {count} runs, last run: virtual time ")
 
 
 def test_quiet_is_quiet(capsys: Capture) -> None:

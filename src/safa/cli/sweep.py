@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from safa.cli.arguments import add_engine, add_settings, engine_of, foreign_settings, given_settings
+from safa.cli.arguments import add_engine, add_settings, add_track, engine_of, foreign_settings, given_settings
 from safa.cli.show import with_progress
 from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
@@ -50,6 +50,7 @@ def add(commands: Any) -> None:
         "models (these, too), curves (the main metric over time, in a column), or nothing (default: records)",
     )
     add_engine(parser)
+    add_track(parser)
     parser.add_argument(
         "--stack", metavar="N", type=int, default=1,
         help="train up to N runs at a time as one computation, which pays on a GPU (default: 1)",
@@ -94,7 +95,10 @@ def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path, e
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
     finished = 0
     try:
-        rows = run_sweep(runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force)
+        rows = run_sweep(
+            runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force,
+            track=arguments.track,
+        )  # fmt: skip
         for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
             finished += 1
     except KeyboardInterrupt:

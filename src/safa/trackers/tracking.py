@@ -78,6 +78,16 @@ class Tracking:
         values = _values(record, self._metrics)
         self._each(lambda tracker: self._log(tracker, record, values))
 
+    def before(self, show: Callable[[RoundRecord | str], object]) -> Callable[[RoundRecord | str], object]:
+        """What follows a deployment: it logs each round, and then shows it; what is no round is shown only."""
+
+        def follow(event: RoundRecord | str) -> None:
+            if isinstance(event, RoundRecord):
+                self.add(event)
+            show(event)
+
+        return follow
+
     def on_end(self, run: Run) -> None:
         """Log the summary of a run that is finished, and its page."""
         if not self._logged:
@@ -156,7 +166,9 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def _plain(settings: Settings) -> dict[str, bool | int | float | str]:
     """All settings by name, as tables show them."""
     values = {name: shown(value) for name, value in settings.values().items()}
-    return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in values.items()}
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in values.items()
+    }
 
 
 def _sentence(error: Exception) -> str:

@@ -16,6 +16,7 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.text import printable
 from safa.protocol.records import RoundRecord
 from safa.runs import load_run
+from safa.trackers import find_trackers, track_folder
 
 __all__ = ["show_run", "sigterm_like_ctrl_c"]
 
@@ -41,9 +42,10 @@ def show_run(
     show = _Show(quiet=arguments.quiet)
     rounds = load_run(folder).settings.rounds
     try:
-        with sigterm_like_ctrl_c():
+        with sigterm_like_ctrl_c(), track_folder(find_trackers(arguments.track), folder, tell=show.line) as tracking:
             show.line(f"Written to {folder} as it happens.")
-            run(folder, show)
+            run(folder, tracking.before(show))
+            tracking.on_end(load_run(folder))
     except KeyboardInterrupt:
         kept = f"{finished_rounds(folder)} of {rounds} rounds are finished and can be read in {folder}"
         raise KeyboardInterrupt(f"{kept}; resume with safa deploy {kind} --resume {folder}") from None

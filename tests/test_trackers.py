@@ -328,7 +328,7 @@ class Failing(Tracker):
 
 def test_one_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(tmp_path: Path) -> None:
     failing, sound = Failing(3), Failing(7)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="given up") as told:
         run = simulate("boston", **GIVEN, out=tmp_path / "run", track=[failing, sound])
     assert [str(one.message) for one in told] == [
         "the tracker failing failed and is given up; the run goes on: "

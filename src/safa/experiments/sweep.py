@@ -57,8 +57,8 @@ class Out:
 
     def tracking(self, settings: Settings) -> Tracking:
         """What tells the trackers about the run with these settings."""
-        tracking, place = Tracking(find_trackers(self.track)), self.place
-        return tracking if place is None else tracking.begin(lambda: place, settings)
+        tracking = Tracking(find_trackers(self.track))
+        return tracking if self.place is None else tracking.begin(self.place, settings)
 
 
 _NOWHERE = Out()

@@ -48,9 +48,8 @@ class Tracker(ABC):
     def end(self, summary: Mapping[str, float], page: Path | None) -> None:
         """The run is finished: log its metrics, and keep a copy of its page, a file that is removed afterwards."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - not every tracker has something to do then
         """The run was stopped; it may be resumed later, in another process."""
-        return None
 
 
 def library(module: str, *, needs: str, extra: str) -> Any:

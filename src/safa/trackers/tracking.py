@@ -41,20 +41,13 @@ class Tracking:
         """The trackers at work, each with the last round that it has logged."""
         self._tell, self._last, self._metrics = tell, 0, Metrics()
 
-    def begin(
-        self, place: Callable[[], Place], settings: Settings, earlier: Callable[[], Iterable[RoundRecord]] = tuple
-    ) -> Self:
+    def begin(self, place: Place, settings: Settings, earlier: Iterable[RoundRecord] = ()) -> Self:
         """Begin to track a run, or continue to: trackers log those `earlier` rounds that they do not have yet."""
         self._metrics = Metrics(settings.metrics, settings.target)
-        if self._logged:
-            try:
-                run = TrackedRun(place=place(), settings=_plain(settings))
-            except (SafaError, OSError) as error:
-                self._logged.clear()
-                self._tell(f"the run is not tracked: {_sentence(error)}")
-            self._each(lambda tracker: self._begin(tracker, run))
-            for record in earlier():
-                self.add(record)
+        run = TrackedRun(place=place, settings=_plain(settings))
+        self._each(lambda tracker: self._begin(tracker, run))
+        for record in earlier if self._logged else ():
+            self.add(record)
         return self
 
     def __enter__(self) -> Self:
@@ -132,11 +125,15 @@ class Tracking:
 
 def track_folder(trackers: Sequence[Tracker], folder: Path | None, *, tell: Tell = warnings.warn) -> Tracking:
     """Follow the run in a folder, from its first round or from where it is resumed."""
-    tracking = Tracking(trackers, tell=tell)
     if not trackers or folder is None:
-        return tracking
+        return Tracking()
     run = load_run(folder)
-    return tracking.begin(lambda: Place.of(folder), run.settings, run.records if run.has_rounds() else tuple)
+    try:
+        place = Place.of(folder)
+    except (SafaError, OSError) as error:
+        tell(f"the run is not tracked: {_sentence(error)}")
+        return Tracking()
+    return Tracking(trackers, tell=tell).begin(place, run.settings, run.records() if run.has_rounds() else ())
 
 
 def _values(record: RoundRecord, metrics: Metrics) -> dict[str, float]:

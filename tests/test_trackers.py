@@ -180,7 +180,8 @@ def in_wandb(beside: Path, name: str) -> list[Seen]:
 
     seen: dict[str, Seen] = {}
     for file in sorted((beside / "wandb").glob("offline-run-*/*.wandb")):
-        command = [get_core_path(), "leet", "inspect", "--json", str(file)]
+        options = ["--no-observability", "--json", "--run-file", str(file), str(beside / "wandb")]
+        command = [get_core_path(), "leet", "inspect", *options]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         run = next(record["run"] for record in map(json.loads, lines) if record["type"] == "run")
         if run["display_name"] == name:
@@ -196,7 +197,7 @@ def _take_records(seen: Seen, records: list[dict[str, Any]]) -> None:
         elif kind == "history":
             seen.rounds.append((held["step"]["num"], held["item"]))
         elif kind == "summary":
-            seen.summary |= held["update"]
+            seen.summary |= held.get("update", {})
         elif kind == "artifact":
             (file,) = held["manifest"]["contents"]
             seen.page = Path(file["local_path"]).read_bytes()
@@ -331,7 +332,7 @@ def test_one_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(tmp_pat
     with pytest.warns(UserWarning, match="given up") as told:
         run = simulate("boston", **GIVEN, out=tmp_path / "run", track=[failing, sound])
     assert [str(one.message) for one in told] == [
-        "the tracker failing failed and is given up; the run goes on: "
+        "the tracker failing failed and is given up for this run: "
         "OSError: [Errno 28] No space left on device: 'somewhere'"
     ]
     assert failing.calls == ["begin", "log 1", "log 2", "log 3"]
@@ -348,7 +349,7 @@ def test_a_place_that_cannot_be_written_stops_no_run(
     command = ["run", "boston", "--rounds", "2", "--quiet", "--out", str(tmp_path / "run"), "--track", name]
     assert main(command) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"safa: the tracker {name} failed and is given up; the run goes on: ")
+    assert line.startswith(f"safa: the tracker {name} failed and is given up for this run: ")
     assert load_run(tmp_path / "run").summary is not None
 
 
@@ -357,7 +358,7 @@ def test_a_service_that_cannot_be_reached_stops_no_run(tmp_path: Path, monkeypat
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.warns(UserWarning, match=r"the tracker mlflow failed and is given up; the run goes on: .*127\.0\.0\.1"):
+    with pytest.warns(UserWarning, match=r"the tracker mlflow failed and is given up for this run: .*127\.0\.0\.1"):
         run = simulate("boston", rounds=2, out=tmp_path / "run", track="mlflow")
     assert run.summary is not None
     assert not (tmp_path / "mlruns").exists()

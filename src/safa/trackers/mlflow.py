@@ -28,7 +28,7 @@ _LAST = "virtual_time_s"  # is logged in every round
 
 
 class MLflow(Tracker):
-    """MLflow: the server at MLFLOW_TRACKING_URI, or files in mlruns beside the run's folder.
+    """MLflow: files in mlruns/ beside the run, or MLFLOW_TRACKING_URI.
 
     The experiment is that in MLFLOW_EXPERIMENT_NAME, or `safa`. Rounds are sent at most once a second.
     """

@@ -22,7 +22,7 @@ _LAST = "virtual_time_s"  # is logged in every round
 
 
 class TensorBoard(Tracker):
-    """TensorBoard: event files in tensorboard/NAME beside the run's folder.
+    """TensorBoard: files in tensorboard/ beside the run.
 
     The time of an event is the virtual time, so that the axis "relative" shows it.
     """

@@ -120,7 +120,7 @@ class Tracking:
             call(tracker)
         except Exception as error:
             del self._logged[tracker]
-            self._tell(f"the tracker {tracker.name} failed and is given up; the run goes on: {_sentence(error)}")
+            self._tell(f"the tracker {tracker.name} failed and is given up for this run: {_sentence(error)}")
 
 
 def track_folder(trackers: Sequence[Tracker], folder: Path | None, *, tell: Tell = warnings.warn) -> Tracking:

@@ -58,10 +58,11 @@ def run(arguments: argparse.Namespace) -> None:
     for words in (experiment.trainer_words, experiment.learning_rate_words, experiment.caution):
         if words and not arguments.quiet:
             print(f"safa: {words}", file=sys.stderr)
-    with track_folder(find_trackers(arguments.track), writer and writer.folder, tell=_tell) as tracking:
+    folder = writer.folder if writer else None
+    with track_folder(find_trackers(arguments.track), folder, tell=_tell) as tracking:
         _finish(experiment, writer, Callbacks([tracking]), quiet=arguments.quiet)
-        if writer is not None:
-            tracking.on_end(load_run(writer.folder))
+        if folder is not None:
+            tracking.on_end(load_run(folder))
     if experiment.doubt and not arguments.quiet:
         print(f"safa: {experiment.doubt}", file=sys.stderr)
     result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}

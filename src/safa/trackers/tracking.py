@@ -71,7 +71,7 @@ class Tracking:
         values = _values(record, self._metrics)
         self._each(lambda tracker: self._log(tracker, record, values))
 
-    def before(self, show: Callable[[RoundRecord | str], object]) -> Callable[[RoundRecord | str], object]:
+    def before(self, show: Callable[[RoundRecord | str], object]) -> Callable[[RoundRecord | str], None]:
         """What follows a deployment: it logs each round, and then shows it; what is no round is shown only."""
 
         def follow(event: RoundRecord | str) -> None:

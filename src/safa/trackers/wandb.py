@@ -16,10 +16,10 @@ _FOLDER, _PROJECT, _LAST = "wandb", "safa", "last_round"
 
 
 class WeightsAndBiases(Tracker):
-    """Weights & Biases: files in wandb/ beside the run, or online (WANDB_MODE).
+    """Weights & Biases: files in wandb/ beside the run, or online.
 
-    WANDB_DIR and WANDB_PROJECT (`safa`) are heeded, too. `wandb sync` sends what was written offline. A resumed run has the same id, so that it is one run when it
-    is sent.
+    WANDB_MODE, WANDB_DIR and WANDB_PROJECT (`safa`) are heeded; without, it is offline, and `wandb sync` sends what was
+    written. A resumed run has the same id, so that it is one run when it is sent.
     """
 
     name = "wandb"

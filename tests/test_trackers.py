@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 import safa
 from safa import RoundRecord, Run, SafaError, load_run, simulate, sweep
+from safa.analysis import METRICS
 from safa.cli.deploy.output import show_run
 from safa.cli.program import main
 from safa.deploy.launcher.follow import run_events
@@ -222,6 +224,9 @@ def check_rounds(seen: Seen, records: list[RoundRecord]) -> None:
         expected |= {name: value for name, value in numbers.items() if name.split("/")[1] not in ("round", "opened_s")}
         expected.pop("round/closed_s")
         assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+        measured = safa.measure(records[: record.round])
+        so_far = {f"run/{name}": measured[name] for name in METRICS if name != "virtual_time_s"}
+        assert {name: values[name] for name in so_far} == pytest.approx(so_far, rel=1e-6)
         assert values.get("time of the event", record.closed_s) == record.closed_s  # TensorBoard's axis "relative"
 
 
@@ -239,6 +244,7 @@ def page(alone: Run) -> bytes:
     return write_report(alone).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_read_back(name: str, tmp_path: Path, alone: Run, page: bytes) -> None:
     beside = tmp_path / "my runs"
@@ -256,6 +262,7 @@ def test_a_run_is_read_back(name: str, tmp_path: Path, alone: Run, page: bytes) 
         assert (beside / "a run" / file).read_bytes() == (alone.folder or beside).joinpath(file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_is_the_same_run_and_no_round_is_there_twice(name: str, tmp_path: Path, page: bytes) -> None:
     with pytest.raises(RuntimeError):
@@ -268,6 +275,32 @@ def test_a_resumed_run_is_the_same_run_and_no_round_is_there_twice(name: str, tm
     check_rounds(seen, list(run.records()))
     assert seen.page == page
     assert seen.state in ("", "FINISHED", "0")
+
+
+KILLED = """
+import os, signal, sys, safa
+from safa.trackers import Tracker
+class Killer(Tracker):
+    name = "killer"
+    def begin(self, run): return 0
+    def log(self, round_number, time_s, values):
+        if round_number == 70: os.kill(os.getpid(), signal.SIGKILL)
+    def end(self, summary, page): pass
+trackers = ["tensorboard", "mlflow", "wandb", Killer()]
+safa.simulate("boston", rounds=75, checkpoint_every=60, threads=1, out=sys.argv[1], track=trackers)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_lacks_no_round_when_it_is_resumed(tmp_path: Path) -> None:
+    """wandb has not written the last rounds by then, and MLflow was not sent them."""
+    environment = os.environ | {"PYTHONPATH": str(Path(safa.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run")], env=environment)
+    assert done.returncode == -signal.SIGKILL
+    run = safa.resume(tmp_path / "run", track=NAMES)
+    for name in NAMES:
+        (seen,) = READERS[name](tmp_path, "run")
+        check_rounds(seen, list(run.records()))
 
 
 def test_rounds_that_a_tracker_has_missed_are_logged_when_the_run_is_resumed(tmp_path: Path) -> None:
@@ -513,6 +546,7 @@ def test_a_sweep_on_other_machines_is_not_tracked(tmp_path: Path) -> None:
         sweep("boston", rounds=1, track="tensorboard")
 
 
+@pytest.mark.slow
 def test_a_deployment_is_tracked_and_resumed(tmp_path: Path) -> None:
     harness = Harness(tmp_path, {"rounds": 4})
     folder, given = tmp_path / "run", argparse.Namespace(quiet=True, track=["tensorboard", "mlflow"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ class WeightsAndBiases(Tracker):
         """Begin a run with the settings as its config, or continue the one of the same id."""
         place = Path(os.environ.get("WANDB_DIR") or run.place.beside)
         (place / _FOLDER).mkdir(parents=True, exist_ok=True)
-        earlier = [int(file.read_text()) for file in (place / _FOLDER).glob(f"*run-*-{run.place.key}/{_LAST}")]
+        last = max(map(self._last_round, (place / _FOLDER).glob(f"*run-*-{run.place.key}/*.wandb")), default=0)
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT") or _PROJECT,
             id=run.place.key,
@@ -47,7 +49,19 @@ class WeightsAndBiases(Tracker):
             settings=self._wandb.Settings(console="off", silent=True),
         )
         self._folder = Path(self._run.dir)
-        return max(earlier, default=0)
+        return last
+
+    def _last_round(self, file: Path) -> int:
+        """The last round in a file of wandb's, which may lack what was logged before it was killed.
+
+        Where this version of wandb cannot read its files, it is the last one that was logged.
+        """
+        read = [self._wandb.util.get_core_path(), "leet", "inspect", "--no-observability", "--summary", "--json"]
+        done = subprocess.run([*read, "--run-file", str(file), str(file.parent)], capture_output=True)
+        noted = file.with_name(_LAST)
+        if done.returncode == 0:
+            return int(json.loads(done.stdout)["step"] or 0)
+        return int(noted.read_text()) if noted.exists() else 0
 
     def log(self, round_number: int, time_s: float, values: Mapping[str, float]) -> None:
         """Log the values as those of a step."""

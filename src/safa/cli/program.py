@@ -24,7 +24,7 @@ __all__ = ["entry", "main"]
 
 _COMMANDS = (
     "run", "sweep", "best", "arena", "report", "replay", "reproduce", "bias", "deploy", "bench", "protocols",
-    "aggregators", "partitions", "tasks",
+    "aggregators", "partitions", "tasks", "trackers",
 )  # fmt: skip
 """Modules of `safa.cli`, each with the command of its name."""
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safa.cli.arguments import add_engine, add_settings, engine_of, foreign_settings, given_settings
+from safa.cli.arguments import add_engine, add_settings, add_track, engine_of, foreign_settings, given_settings
 from safa.cli.console import Terminal
 from safa.cli.live import LiveView
 from safa.cli.progress import Progress
@@ -50,6 +50,7 @@ def add(commands: Any) -> None:
         "models (these, too), curves (the main metric over time, in a column), or nothing (default: records)",
     )
     add_engine(parser)
+    add_track(parser)
     parser.add_argument(
         "--stack", metavar="N", type=int, default=1,
         help="train up to N runs at a time as one computation, which pays on a GPU (default: 1)",
@@ -94,7 +95,10 @@ def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path, e
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
     progress = Progress(len(runs), "run")
     try:
-        rows = run_sweep(runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force)
+        rows = run_sweep(
+            runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force,
+            track=arguments.track,
+        )  # fmt: skip
         with LiveView(progress, quiet=arguments.quiet) as view:
             for row in rows:
                 view.run(row)

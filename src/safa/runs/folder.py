@@ -48,6 +48,7 @@ __all__ = [
     "SWEEP",
     "SWEEP_FORMAT",
     "TABLE",
+    "TRACKING",
     "Checkpoint",
     "Run",
     "RunWriter",
@@ -71,10 +72,12 @@ RUNS = "runs"
 """In the folder of a sweep: the folders of its runs."""
 ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
+TRACKING = "tracking.json"
+"""Where a run or a sweep is tracked: the key by which trackers find it again."""
 _DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
 _FILES = (
     "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
-    "expel.json", "expel.applying.json", "server.log", "lock", TABLE, _CONFIG, SWEEP,
+    "expel.json", "expel.applying.json", "server.log", "lock", TRACKING, TABLE, _CONFIG, SWEEP,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
 _BEGUN = (_CONFIG + PART, SWEEP + PART)

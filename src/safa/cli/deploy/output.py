@@ -18,6 +18,7 @@ from safa.deploy.exchange.files import finished_rounds
 from safa.deploy.exchange.text import printable
 from safa.protocol.records import RoundRecord
 from safa.runs import load_run
+from safa.trackers import find_trackers, track_folder
 
 __all__ = ["show_run", "sigterm_like_ctrl_c"]
 
@@ -45,10 +46,11 @@ def show_run(
     progress = Progress(rounds, "round", done=done, at_most=bool(settings.until), time_name="time")
     show = _Show(quiet=arguments.quiet, progress=progress)
     try:
-        with sigterm_like_ctrl_c():
+        with sigterm_like_ctrl_c(), track_folder(find_trackers(arguments.track), folder, tell=show.line) as tracking:
             show.line(f"Written to {folder} as it happens.")
             with show.view:
-                run(folder, show)
+                run(folder, tracking.before(show))
+            tracking.on_end(load_run(folder))
     except KeyboardInterrupt:
         kept = f"{finished_rounds(folder)} of {rounds} rounds are finished and can be read in {folder}"
         raise KeyboardInterrupt(f"{kept}; resume with safa deploy {kind} --resume {folder}") from None

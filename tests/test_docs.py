@@ -254,6 +254,12 @@ def test_what_the_docs_link_to_is_there(page: str) -> None:
     assert not missing, missing
 
 
+def test_a_page_of_ones_own_is_made_of_blocks() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/pages.md")[0], names)
+    assert names["page"].index("My view") < names["page"].index("Who did what, round by round")
+
+
 def test_the_picture_is_drawn_from_the_run_it_names() -> None:
     names: dict[str, Any] = {"__name__": "docs"}
     exec((ROOT / "docs" / "client_map.py").read_text(encoding="utf-8"), names)
@@ -283,7 +289,9 @@ def test_the_sweep_of_the_docs_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sweeping, reading = blocks("docs/sweeps.md")
+    paging, sweeping, reading = blocks("docs/sweeps.md")
+    exec(paging, {})
+    assert "First to accuracy 0.1" in (tmp_path / "page.html").read_text(encoding="utf-8")
     exec(sweeping.replace("until=", 'out="d", until='), {})
     said = capsys.readouterr().out
     assert "is first to accuracy=0.5,held=2: after" in said

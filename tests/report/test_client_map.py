@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from safa.analysis.client_map import ClientMap, State, client_map, lag, turnaround_s
-from safa.protocol.records import Rule, Verdict
+from safa.analysis.client_totals import ClientTotals, of_all
+from safa.protocol.records import Refusal, Rule, Verdict
 from tests.report.making import ids, record, simulated
 
 IDLE, TRAINING, PICKED, UNDRAFTED, CRASHED, REFUSED, ABSENT = State
@@ -31,7 +32,9 @@ def test_safa_by_hand() -> None:
     assert cells.base.tolist() == [[0, 0, 0], [1, 1, 0], [2, 1, 2]]
     assert cells.deprecated.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
     np.testing.assert_array_equal(cells.arrival_s[:2], [[4.0, 6.0, np.nan], [np.nan, np.nan, 14.0]])
+    assert cells.lag.tolist() == [[0, 0, -1], [-1, -1, 1], [-1] * 3]
     assert cells.rounds.tolist() == [1, 2, 3]
+    assert cells.opened_s.tolist() == [0.0, 10.0, 20.0]
     assert cells.clients.tolist() == [0, 1, 2]
     assert cells.state.dtype == np.int8
 
@@ -102,6 +105,7 @@ def test_the_map_agrees_with_the_records(protocol: str, clock: str) -> None:
         assert at_work >= each.trained if protocol != "local" else at_work <= each.trained
     arrived = np.isin(cells.state, [State.PICKED, State.UNDRAFTED, State.REFUSED])
     np.testing.assert_array_equal(arrived, ~np.isnan(cells.arrival_s))
+    np.testing.assert_array_equal(arrived, cells.lag >= 0)
     assert np.all((cells.base >= 0) == (cells.state != State.IDLE))
 
 
@@ -111,6 +115,9 @@ def test_chosen_clients_come_in_the_order_wanted() -> None:
     np.testing.assert_array_equal(some.state, whole.state[:, [7, 2, 11]])
     np.testing.assert_array_equal(some.arrival_s, whole.arrival_s[:, [7, 2, 11]])
     assert some.rows([0, 3]).rounds.tolist() == [1, 4]
+    third = client_map(records, every=3)
+    assert third.rounds.tolist() == [1, 4, 7]
+    np.testing.assert_array_equal(third.state, whole.state[::3])
 
 
 def test_the_lag_of_an_update() -> None:
@@ -129,3 +136,16 @@ def test_turnarounds_order_the_clients_as_their_speeds_do(protocol: str) -> None
     assert np.count_nonzero(seen) > 10
     ranks = np.argsort(np.argsort(took_s[seen])), np.argsort(np.argsort(truth_s[seen]))
     assert np.corrcoef(*ranks)[0, 1] > 0.9
+
+
+def test_totals_of_clients_by_hand() -> None:
+    totals = ClientTotals()
+    totals.add(record(1, [(0, 0, Verdict.PICKED, 4.0), (1, 0, Verdict.UNDRAFTED, 6.0)], crashed=ids(2)))
+    late = [(1, 0, Verdict.REFUSED, 41.0), (1, 2, Verdict.PICKED, 42.0), (99, 0, Verdict.REFUSED, 43.0)]
+    refusal = np.array([Refusal.LATE, Refusal.NONE, Refusal.UNKNOWN_CLIENT], dtype=np.int8)
+    totals.add(record(5, late, sent=ids(0), deprecated=ids(0), crashed=ids(2), refusal=refusal))
+    assert of_all(totals.came_in, 4).tolist() == [1, 3, 0, 0]  # who is not known is nobody
+    assert of_all(totals.refused, 4).tolist() == [0, 1, 0, 0]
+    assert of_all(totals.crashed, 4).tolist() == [0, 0, 2, 0]
+    assert of_all(totals.started_over, 4).tolist() == [1, 0, 0, 0]
+    np.testing.assert_array_equal(totals.mean_lag(4), [0.0, 1.0, np.nan, np.nan])  # the updates that were taken

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from safa.analysis import METRICS, TARGET_METRICS, Target, reached
+from safa.analysis.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.errors import SafaError
-from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
 from safa.runs.frames import frame
 from safa.runs.sweep_folder import SweepFolder
-from safa.runs.table import parsed_row, read_cells
+from safa.runs.table import parsed_row, read_cells, row_of
 
-__all__ = ["Sweep", "best", "load_sweep", "read_rows", "row_of"]
+__all__ = ["Sweep", "best", "load_sweep", "read_rows"]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,6 @@ def _read_table(path: Path) -> list[Row]:
         if isinstance(row[name], str | bool):
             raise SafaError(f"{where}: {name} must be a number or nothing, not {row[name]!r}")
     return [row for _, row in rows]
-
-
-def row_of(run: Run) -> Row:
-    """The row of a finished run: settings and metrics."""
-    numbers = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
-    summary = {k: numbers.get(v, v) if isinstance(v, str) else v for k, v in (run.summary or {}).items()}
-    return run.settings.values() | summary
 
 
 def read_rows(path: Path, names: Sequence[str]) -> list[list[str]]:

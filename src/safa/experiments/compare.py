@@ -193,6 +193,11 @@ class Best:
             return f"is worse by {behind.mean:.3g}{range_}"
         return f"takes {behind.mean:.3g} times as long{range_}"
 
+    def _repr_html_(self) -> str:
+        from safa.report.cards import answer_card
+
+        return answer_card(self.sentences(), self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""
         return {

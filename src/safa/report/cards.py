@@ -1,0 +1,139 @@
+"""What a run or a sweep shows of itself in a notebook: a few lines of HTML.
+
+A card needs no script, no style sheet and no network. It has no colours of its own but that of its curve, which can be
+seen on white and on black; everything else has the notebook's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from safa.analysis import Curve, Metrics, target_words
+from safa.report.words import number, protocol_name, value_of
+from safa.runs import Run
+from safa.runs.settings import Settings
+
+__all__ = ["answer_card", "run_card", "sentence", "sweep_card"]
+
+_MOST_ROWS = 12
+_FRAME = "font:13px/1.5 system-ui,sans-serif;max-width:60em;overflow-x:auto"
+_FAINT = "opacity:.75"
+_TABLE = "font:inherit;border-collapse:collapse;margin:.4em 0"
+_CELL = "text-align:left;white-space:nowrap;padding:.15em 1.4em .15em 0;border-bottom:1px solid #8888"
+_NUMBERS = ("geometric_time_to_target_s", "times_as_long", "mean", "worse_by")
+_WIDTH, _HEIGHT = 240, 48
+_CURVE = "#3b8bd0"
+
+
+def run_card(run: Run) -> str:
+    """The card of a run, finished or not: what was run, how good, how long, what was wasted, who was left out."""
+    settings, metrics = run.settings, Metrics(run.settings.metrics, run.settings.target)
+    records = list(run.records()) if run.has_rounds() else []
+    for record in records:
+        metrics.add(record)
+    facts = _facts(settings, metrics) if records else {}
+    reached = target_words(settings.target, metrics.values())
+    parts = [_table(list(facts), [list(facts.values())] if facts else []), sentence(reached), _sparkline(metrics.curve)]
+    words = f"{_asked(settings)}; {_state(run, len(records))}"
+    return _card(f"{protocol_name(settings.protocol)} on {settings.task}", words, parts)
+
+
+def _state(run: Run, rounds: int) -> str:
+    """How many rounds there are, and where."""
+    rest = "" if run.summary is not None else f" of {run.settings.rounds:,}, not finished"
+    return f"{rounds:,}{rest} rounds" + ("" if run.folder is None else f", in {run.folder}")
+
+
+def _asked(settings: Settings) -> str:
+    """The settings that matter most, in words."""
+    tau = f", tau = {settings.lag_tolerance}" if settings.protocol == "safa" else ""
+    return f"{settings.clients:,} clients, C = {settings.fraction:g}{tau}, seed {settings.seed}"
+
+
+def _facts(settings: Settings, metrics: Metrics) -> dict[str, str]:
+    """Four numbers with their names; a run without a model has three."""
+    values, main = metrics.values(), next(iter(settings.metrics), "loss")
+    score = values.get(f"last_{main}")
+    scores = {} if score is None else {f"{main} of the last model": number(score)}
+    starved, clients = values["starved"], len(metrics.merged)
+    return scores | {
+        "time": value_of("virtual_time_s", values["virtual_time_s"]),
+        "work thrown away": f"{values['futility']:.0%}",
+        "clients left out": f"{round(starved * clients):,} of {clients:,}",
+    }
+
+
+def _sparkline(curve: Curve) -> str:
+    """A small curve without axes; nothing where there are fewer than two finite values."""
+    pairs = zip(curve.times_s, curve.values, strict=True)
+    points = [(time, value) for time, value in pairs if math.isfinite(value)]
+    if len(points) < 2:
+        return ""
+    times, values = zip(*points, strict=True)
+    xs, ys = _scaled(times, _WIDTH), _scaled(values, _HEIGHT)
+    drawn = " ".join(f"{x + 2:.1f},{_HEIGHT - y + 2:.1f}" for x, y in zip(xs, ys, strict=True))
+    said = f"from {number(values[0])} to {number(values[-1])}"
+    return (
+        f'<svg role="img" aria-label="{escape(said)}" width="{_WIDTH + 4}" height="{_HEIGHT + 4}">'
+        f'<polyline points="{drawn}" fill="none" stroke="{_CURVE}" stroke-width="2"/></svg>'
+    )
+
+
+def _scaled(values: Sequence[float], length: float) -> list[float]:
+    low, high = min(values), max(values)
+    return [length * (value - low) / ((high - low) or 1.0) for value in values]
+
+
+def sweep_card(title: str, planned: str, answers: Sequence[str]) -> str:
+    """The card of a sweep: its plan in words, and the cards of its answers."""
+    return _card(title, planned, answers)
+
+
+def answer_card(sentences: Sequence[str], answer: Mapping[str, Any]) -> str:
+    """Which setting is the best, in words, and where the others stand; `answer` is that of `Best.to_json`."""
+    titles = [*answer["settings"][0]["setting"], *_titles(answer)]
+    ranked = [
+        [*standing["setting"].values(), *_standing(standing, answer["seeds"], is_first=not place)]
+        for place, standing in enumerate(answer["settings"])
+    ]
+    left = len(ranked) - _MOST_ROWS
+    more = [sentence(f"... and {left} more")] if left > 0 else []
+    return "".join([*map(sentence, sentences), _table(titles, ranked[:_MOST_ROWS]), *more])
+
+
+def _titles(answer: Mapping[str, Any]) -> list[str]:
+    numbers = (
+        (f"last {answer['metric']}", "worse by") if answer["target"] is None else ("time to target, s", "times as long")
+    )
+    return ["seeds", *numbers, "95% interval", "told from the first"]
+
+
+def _standing(standing: Mapping[str, Any], seeds: int, *, is_first: bool) -> list[Any]:
+    """A row of the answer, behind what distinguishes the setting."""
+    numbers = [standing[name] for name in _NUMBERS if name in standing]
+    reached = f"{standing['reached']} of {seeds}" if "reached" in standing else seeds
+    if is_first:
+        return [reached, numbers[0], "", "", ""]
+    interval, told = standing["interval"], "yes" if standing["is_told_from_first"] else "no"
+    return [reached, *numbers, f"{number(interval[0])} to {number(interval[1])}" if interval else "", told]
+
+
+def _card(title: str, line: str, parts: Sequence[str]) -> str:
+    head = f'<div><strong>{escape(title)}</strong> <span style="{_FAINT}">{escape(line)}</span></div>'
+    return f'<div style="{_FRAME}">{head}{"".join(parts)}</div>'
+
+
+def sentence(text: str) -> str:
+    """A line of a card; nothing for no text."""
+    return f"<div>{escape(text)}</div>" if text else ""
+
+
+def _table(titles: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    """A table; nothing where it has no rows."""
+    head = "".join(f'<th style="{_CELL}">{escape(number(title))}</th>' for title in titles)
+    lines = ["".join(f'<td style="{_CELL}">{escape(number(value))}</td>' for value in row) for row in rows]
+    body = "".join(f"<tr>{cells}</tr>" for cells in lines)
+    return f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if rows else ""

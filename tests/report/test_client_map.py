@@ -31,7 +31,9 @@ def test_safa_by_hand() -> None:
     assert cells.base.tolist() == [[0, 0, 0], [1, 1, 0], [2, 1, 2]]
     assert cells.deprecated.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
     np.testing.assert_array_equal(cells.arrival_s[:2], [[4.0, 6.0, np.nan], [np.nan, np.nan, 14.0]])
+    assert cells.lag.tolist() == [[0, 0, -1], [-1, -1, 1], [-1] * 3]
     assert cells.rounds.tolist() == [1, 2, 3]
+    assert cells.opened_s.tolist() == [0.0, 10.0, 20.0]
     assert cells.clients.tolist() == [0, 1, 2]
     assert cells.state.dtype == np.int8
 
@@ -102,6 +104,7 @@ def test_the_map_agrees_with_the_records(protocol: str, clock: str) -> None:
         assert at_work >= each.trained if protocol != "local" else at_work <= each.trained
     arrived = np.isin(cells.state, [State.PICKED, State.UNDRAFTED, State.REFUSED])
     np.testing.assert_array_equal(arrived, ~np.isnan(cells.arrival_s))
+    np.testing.assert_array_equal(arrived, cells.lag >= 0)
     assert np.all((cells.base >= 0) == (cells.state != State.IDLE))
 
 

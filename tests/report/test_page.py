@@ -19,10 +19,13 @@ from safa.report.page import (
     Fact,
     Facts,
     Figure,
+    Folded,
+    Headline,
     Markup,
     Section,
     Table,
     Words,
+    blocks_of,
     render,
 )  # fmt: skip
 
@@ -41,7 +44,8 @@ def chart() -> alt.LayerChart:
 def test_every_text_is_escaped() -> None:
     html = render(EVIL, EVIL, [Section(EVIL, [
         Words(EVIL),
-        Facts([Fact(EVIL, EVIL, EVIL)]),
+        Facts([Fact(EVIL, EVIL, EVIL, EVIL)]),
+        Folded(EVIL, [Words(EVIL)]),
         Figure(chart(), EVIL, EVIL, EVIL),
         Table([Column(EVIL, EVIL)], [[Cell(EVIL, EVIL, OUTSIDE)]], caption=EVIL, row_marks={0: BEST}),
     ])])  # fmt: skip
@@ -117,3 +121,24 @@ def test_a_row_must_fit_its_columns() -> None:
 
 def test_a_table_can_do_without_a_filter() -> None:
     assert '<input type="search"' not in page(Table(["a"], [["x"]], filterable=False))
+
+
+def sections(words: str) -> list[Section]:
+    return [Section("One", [Words(words), Folded("More", [Words("inside"), Folded("Yet more", [Words("deep")])])])]
+
+
+def test_blocks_have_keys_that_stay_the_same() -> None:
+    html = render("t", "l", sections("now"))
+    assert re.findall(r'<(\w+) data-block="([^"]+)"', html) == [
+        ("div", "one-0"), ("details", "one-1"), ("div", "one-1-0"), ("details", "one-1-1"), ("div", "one-1-1-0"),
+    ]  # fmt: skip
+    now, then = blocks_of(sections("now")), blocks_of(sections("then"))
+    assert list(now) == list(then) == ["one-0", "one-1-0", "one-1-1-0"]
+    assert {key for key in now if now[key] != then[key]} == {"one-0"}
+    assert all(block in html for block in now.values())
+
+
+def test_a_headline_has_the_name_for_people_and_that_of_the_column() -> None:
+    html = page(Headline([Fact("Accuracy", "0.93", "of the last model", "last_accuracy")]))
+    card = '<dt>Accuracy <code>last_accuracy</code></dt><dd>0.93</dd><dd class="meaning">of the last model</dd>'
+    assert f'<dl data-block="one-0" class="headline"><div>{card}</div></dl>' in html

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import html
 import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from safa.analysis import Metrics, measure
+from safa.analysis.client_map import client_map
 from safa.errors import SafaError
 from safa.experiments.simulate import simulate
 from safa.experiments.sweep import combinations, run_sweep
+from safa.fleet import make_fleet
 from safa.report import read_table, run_page, sweep_page, write_report
-from safa.report.run import MAP_CLIENTS, MAP_ROUNDS
-from safa.report.words import number, time_unit, value_of
+from safa.report.clients import MAP_CLIENTS, MAP_ROUNDS
+from safa.report.words import duration, number, percent, some_of, time_unit, value_of
 from safa.runs import RunWriter, load_run
 from safa.runs.settings import Settings
 from safa.simulation import run_rounds
@@ -36,6 +41,17 @@ def specs_of(page: str) -> list[dict[str, Any]]:
     return [json.loads(chart) for chart in charts]
 
 
+def map_of(page: str) -> dict[str, Any]:
+    """What the map of clients and rounds is drawn from."""
+    return next(chart for chart in specs_of(page) if "cells" in chart)
+
+
+def headline_of(page: str) -> list[str]:
+    """The cards that a page opens with."""
+    cards = re.findall(r'class="headline">(.*?)</dl>', page, re.DOTALL)[0]
+    return [text_of(card).strip() for card in cards.removesuffix("</div>").split("</div>")]
+
+
 def sweep(tmp_path: Path, tasks: list[str], **given: list[Any]) -> list[dict[str, Any]]:
     values: dict[str, list[Any]] = {"train": [False], "rounds": [5]}
     runs = combinations(tasks, values | given)
@@ -47,10 +63,12 @@ def sweep(tmp_path: Path, tasks: list[str], **given: list[Any]) -> list[dict[str
 def test_a_run_says_what_it_is() -> None:
     page = run_page(simulated(rounds=6))
     said = text_of(page)
-    assert "SAFA on digits: 20 clients, 6 rounds of 420 s at most, C = 0.3, crash rate 0.3, tau = 5" in said
+    assert "SAFA on digits 20 clients, 6 rounds, C = 0.3, crash rate 0.3, tau = 5, causal clock, seed 0. " in said
+    assert "A round takes 420 s at most. For one update a client makes 2 passes over its data, about 90 samples" in said
     assert "The run came to its end. No model was trained" in said
-    assert "mean length of a round (Eq. 17)" in said
-    assert len(specs_of(page)) == 5  # no loss, no accuracy
+    assert "Length of a round round_length_s" in said
+    assert "Mean length of a round (Eq. 17)" in said
+    assert len(specs_of(page)) == 6  # no loss, no accuracy; the map, and the length of the rounds twice
 
 
 def test_a_deployment_is_described_by_its_devices_and_not_by_a_world(tmp_path: Path) -> None:
@@ -60,10 +78,11 @@ def test_a_deployment_is_described_by_its_devices_and_not_by_a_world(tmp_path: P
     summary = tmp_path / "run" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"refusals": {"not finite": 4}}))
     said = text_of(run_page(load_run(tmp_path / "run")))
-    assert "SAFA on boston: 3 devices, 2 rounds of 830 s at most, C = 0.3, tau = 5, seed 0. " in said
+    assert "SAFA on boston 3 devices, 2 rounds, C = 0.3, tau = 5, seed 0. " in said
+    assert "A round takes 830 s at most." in said
     assert "about 20 samples" in said
     assert "0 device a 20 1 device b 20 2 device c 20" in said
-    assert "refusals: not finite 4 updates refused before the protocol saw them" in said
+    assert "Refusals: not finite refusals 4 updates refused before the protocol saw them" in said
     assert "Accuracy over time" in said
     assert "virtual time" not in said.partition("Settings")[0].replace("virtual_time", "")
 
@@ -73,7 +92,78 @@ def test_a_run_that_trained_shows_loss_and_accuracy() -> None:
     said = text_of(page)
     assert "Accuracy over virtual time" in said
     assert "Loss over rounds" in said
-    assert len(specs_of(page)) == 9
+    assert len(specs_of(page)) == 10
+
+
+def test_a_run_opens_with_four_numbers() -> None:
+    run = learnt(simulated(rounds=6))
+    values = measure(run.held_records, run.settings.metrics)
+    whole = duration(values["virtual_time_s"])
+    good, long, wasted, left_out = headline_of(run_page(run))
+    assert good == "Accuracy last_accuracy 0.917 of the last model on the test set; the highest was 0.917"
+    assert long.startswith(f"Time virtual_time_s {whole} {duration(values['round_length_s'])} a round; no target")
+    assert wasted.startswith(f"Work thrown away futility {percent(values['futility'])} of what the clients computed")
+    assert left_out.startswith(f"Clients left out starved {round(20 * values['starved'])} of 20 ")
+
+
+def test_a_target_is_marked_where_it_was_reached() -> None:
+    run = learnt(simulated(rounds=6))
+    reached = replace(run, settings=replace(run.settings, until="accuracy=0.75"))  # that of the second round
+    at_s = run.held_records[1].closed_s
+    page = run_page(reached)
+    said = f"Time to target time_to_target_s {duration(at_s)} until accuracy of 0.75 was reached, in round 2"
+    assert headline_of(page)[1] == said
+    chart = json.dumps(specs_of(page)[0])
+    assert f'"text": "reached after {duration(at_s)}"' in chart
+    assert '"datum": 0.75' in chart
+    never = run_page(replace(run, settings=replace(run.settings, until="accuracy=0.99")))
+    assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy of 0.99, not within ")
+    assert "The dashed line is the target, 0.99, not reached." in text_of(never)
+    assert "reached after" not in json.dumps(specs_of(never)[0])
+
+
+def test_who_was_left_out_is_named() -> None:
+    """The slowest clients come first, and of many only five are named."""
+    run = simulated("mnist", rounds=2)
+    reached = {client for record in run.held_records for client in record.picked}
+    slowest = [client for client in range(100) if client not in reached]
+    speeds = 100 - np.arange(100)
+    named = f"{', '.join(map(str, slowest[:-6:-1]))} and {len(slowest) - 5} more"
+    slow = sum(client >= 50 for client in slowest)
+    said = headline_of(run_page(run, speeds))[3]
+    assert said.endswith(f"{len(slowest)} of 100 never reached the model: clients {named}; {slow} in the slower half")
+    assert headline_of(run_page(run))[3].endswith("more")  # without speeds, who is slow cannot be told
+
+
+def test_every_client_has_a_story(tmp_path: Path) -> None:
+    run = simulated("boston", rounds=30, crash_rate=0.5)
+    chart = map_of(run_page(run, np.array([1.0, 5.0, 3.0, 4.0, 2.0])))
+    facts = {fact["name"]: fact["values"] for fact in chart["facts"]}
+    assert facts["Speed"] == [f"{speed} batches/s" for speed in (5, 4, 3, 2, 1)]
+    order = [1, 3, 2, 4, 0]
+    metrics = Metrics()
+    for each in run.held_records:
+        metrics.add(each)
+    assert facts["Updates merged"] == [str(metrics.merged[client]) for client in order]
+    crashed = [sum(client in each.crashed for each in run.held_records) for client in order]
+    assert facts["Work cut short"] == [f"{count} time{'' if count == 1 else 's'}" for count in crashed]
+    sizes = make_fleet(run.settings).sizes
+    assert facts["Data"] == [f"{sizes[client]:,.0f} samples" for client in order]
+    assert all(len(fact["values"]) == len(fact["meanings"]) == 5 for fact in chart["facts"])
+
+
+def test_the_cells_of_the_map_are_packed() -> None:
+    run = simulated(rounds=8, lag_tolerance=2)
+    chart = map_of(run_page(run))
+    cells = client_map(run.held_records, [int(name) for name in chart["clients"]])
+    raw, count = zlib.decompress(base64.b64decode(chart["cells"])), cells.state.size
+    lags, arrivals = np.frombuffer(raw, "<u2", count), np.frombuffer(raw, "<u2", count, 2 * count)
+    states = np.frombuffer(raw, "u1", count, 4 * count).reshape(20, 8).T
+    np.testing.assert_array_equal(states & 7, cells.state)
+    np.testing.assert_array_equal(states >> 3, cells.deprecated)
+    np.testing.assert_array_equal(np.where(lags == 65535, -1, lags.astype(int)).reshape(20, 8).T, cells.lag)
+    into_s = np.where(arrivals == 65535, np.nan, arrivals * chart["step_s"]).reshape(20, 8).T
+    np.testing.assert_allclose(into_s, cells.arrival_s - cells.opened_s[:, None], atol=chart["step_s"])
 
 
 @pytest.mark.parametrize("protocol", ["fedavg", "fedcs", "local", "fedasync", "fedbuff"])
@@ -84,9 +174,7 @@ def test_every_protocol_has_a_page(protocol: str) -> None:
 def test_speeds_order_the_clients() -> None:
     run = simulated("boston", rounds=6)
     page = run_page(run, np.array([1.0, 5.0, 3.0, 4.0, 2.0]))
-    chart = next(spec for spec in specs_of(page) if "params" in spec)
-    names = next(param["value"] for param in chart["params"] if param["name"] == "map_clients_text")
-    assert names == "1,3,2,4,0"
+    assert map_of(page)["clients"] == ["1", "3", "2", "4", "0"]
     assert "the clients are ordered by speed" in text_of(page)
 
 
@@ -102,12 +190,11 @@ def test_a_run_that_is_not_finished() -> None:
 def test_many_clients_and_rounds_are_sampled() -> None:
     page = run_page(simulated("mnist", clients=3 * MAP_CLIENTS, rounds=3))
     said = text_of(page)
-    assert "Shown are 500 of 1,500 clients" in said
+    assert "Shown are 1,000 of 3,000 clients" in said
     assert "into 100 groups of similar speed" in said
     page = run_page(simulated("boston", rounds=2 * MAP_ROUNDS + 1))
     assert "Shown is one round in 3" in text_of(page)
-    chart = next(spec for spec in specs_of(page) if "params" in spec)
-    assert chart["data"]["sequence"]["stop"] <= 5 * MAP_ROUNDS
+    assert len(map_of(page)["rounds"]) <= MAP_ROUNDS
 
 
 def test_a_sweep_over_numbers_draws_curves(tmp_path: Path) -> None:
@@ -278,6 +365,13 @@ def test_values_have_units() -> None:
     assert value_of("bytes_down", 3.0e9) == "3 GB"
     assert value_of("bytes_up", 0.0) == "0 bytes"
     assert value_of("sync_ratio", 0.3) == "0.3"
+    assert (duration(7075), duration(96.4), duration(2e5)) == ("118 min", "96.4 s", "2.31 days")
+    assert (percent(0.281), percent(0.075), percent(0.0)) == ("28%", "7.5%", "0%")
+    assert (some_of(["a"]), some_of(["a", "b", "c"]), some_of(list("abcdef"), 2)) == (
+        "a",
+        "a, b and c",
+        "a, b and 4 more",
+    )
     assert time_unit(2745) == (60.0, "minutes")
     assert time_unit(20) == (1.0, "seconds")
 

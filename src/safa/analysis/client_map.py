@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 
-__all__ = ["ClientMap", "State", "client_map", "lag", "turnaround_s"]
+__all__ = ["ClientMap", "State", "Turnarounds", "client_map", "lag", "turnaround_s"]
 
 
 class State(IntEnum):
@@ -42,6 +43,8 @@ class ClientMap:
 
     rounds: Ids
     """The number of each round."""
+    opened_s: NDArray[np.float64]
+    """When each round was opened."""
     clients: Ids
     """The number of each client."""
     state: NDArray[np.int8]
@@ -50,6 +53,8 @@ class ClientMap:
     """Whether it was forced to start over."""
     base: NDArray[np.int32]
     """The version that its update was trained from, or that it is at work on; -1 where it is idle or not known."""
+    lag: NDArray[np.int32]
+    """How many versions behind its update is; -1 where none came in."""
     arrival_s: NDArray[np.float64]
     """When its update came in; NaN where none did."""
 
@@ -58,10 +63,12 @@ class ClientMap:
         chosen = np.asarray(places, dtype=np.int64)
         return ClientMap(
             rounds=self.rounds[chosen],
+            opened_s=self.opened_s[chosen],
             clients=self.clients,
             state=self.state[chosen],
             deprecated=self.deprecated[chosen],
             base=self.base[chosen],
+            lag=self.lag[chosen],
             arrival_s=self.arrival_s[chosen],
         )
 
@@ -77,20 +84,22 @@ def client_map(records: Iterable[RoundRecord], clients: ArrayLike | None = None)
     """
     tracker = _Tracker()
     wanted = None if clients is None else np.asarray(clients, dtype=np.int64)
-    rounds: list[int] = []
+    rounds: list[tuple[int, float]] = []
     rows: list[_Row] = []
     for record in records:
-        rounds.append(record.round)
+        rounds.append((record.round, record.opened_s))
         rows.append(tracker.add(record).of(wanted))
     chosen = np.arange(tracker.known, dtype=np.int64) if wanted is None else wanted
     rows = [row.of(np.arange(len(chosen))) for row in rows]  # clients that came later were absent before
     shape = len(rows), len(chosen)
     return ClientMap(
-        rounds=np.array(rounds, dtype=np.int64),
+        rounds=np.array([number for number, _ in rounds], dtype=np.int64),
+        opened_s=np.array([opened_s for _, opened_s in rounds], dtype=np.float64),
         clients=chosen,
         state=np.array([row.state for row in rows], dtype=np.int8).reshape(shape),
         deprecated=np.array([row.deprecated for row in rows], dtype=np.bool_).reshape(shape),
         base=np.array([row.base for row in rows], dtype=np.int32).reshape(shape),
+        lag=np.array([row.lag for row in rows], dtype=np.int32).reshape(shape),
         arrival_s=np.array([row.arrival_s for row in rows], dtype=np.float64).reshape(shape),
     )
 
@@ -102,6 +111,7 @@ class _Row:
     state: NDArray[np.int8]
     deprecated: NDArray[np.bool_]
     base: NDArray[np.int32]
+    lag: NDArray[np.int32]
     arrival_s: NDArray[np.float64]
 
     def of(self, clients: Ids | None) -> _Row:
@@ -109,13 +119,17 @@ class _Row:
         if clients is None:
             return self
         more = max(0, int(clients.max(initial=-1)) + 1 - len(self.state))
-        state, deprecated, base, arrival_s = self.state, self.deprecated, self.base, self.arrival_s
-        if more:
-            state = np.pad(state, (0, more), constant_values=State.ABSENT)
-            deprecated = np.pad(deprecated, (0, more))
-            base = np.pad(base, (0, more), constant_values=-1)
-            arrival_s = np.pad(arrival_s, (0, more), constant_values=np.nan)
-        return _Row(state[clients], deprecated[clients], base[clients], arrival_s[clients])
+        return _Row(
+            state=_padded(self.state, more, State.ABSENT)[clients],
+            deprecated=_padded(self.deprecated, more, False)[clients],
+            base=_padded(self.base, more, -1)[clients],
+            lag=_padded(self.lag, more, -1)[clients],
+            arrival_s=_padded(self.arrival_s, more, np.nan)[clients],
+        )
+
+
+def _padded(values: NDArray[Any], more: int, value: float) -> NDArray[Any]:
+    return np.pad(values, (0, more), constant_values=value) if more else values
 
 
 class _Tracker:
@@ -138,7 +152,7 @@ class _Tracker:
         state[record.crashed] = State.CRASHED
         base = np.where(self._busy, self._held, np.int32(-1))
         base[record.crashed] = self._held[record.crashed]
-        arrival_s = np.full(self.known, np.nan)
+        lags, arrival_s = np.full(self.known, -1, dtype=np.int32), np.full(self.known, np.nan)
         deprecated = np.zeros(self.known, dtype=np.bool_)
         deprecated[record.deprecated] = True
         there = (record.client >= 0) & (record.client < self.known)
@@ -147,11 +161,12 @@ class _Tracker:
             client = record.client[of_these]
             state[client] = _STATES[record.verdict[of_these]]
             base[client] = record.base[of_these]
+            lags[client] = np.minimum(lag(record)[of_these], np.iinfo(np.int32).max)
             arrival_s[client] = record.arrival_s[of_these]
         state[~self._enrolled & (state == State.IDLE)] = State.ABSENT
         self._busy[record.crashed] = False
         self._busy[record.client[there]] = False
-        return _Row(state, deprecated, base, arrival_s)
+        return _Row(state, deprecated, base, lags, arrival_s)
 
     def _enrol(self, record: RoundRecord) -> None:
         """Keep count of who is enrolled; at the first record it is everyone who is not said to have joined since.
@@ -185,31 +200,46 @@ def lag(record: RoundRecord) -> NDArray[np.int64]:
 
 
 def turnaround_s(records: Iterable[RoundRecord]) -> NDArray[np.float64]:
-    """The median time that each client took for an update, as seen in the records; NaN where none came in.
+    """The median time that each client took for an update, as seen in the records; NaN where none came in."""
+    turnarounds = Turnarounds()
+    for record in records:
+        turnarounds.add(record)
+    return turnarounds.medians()
+
+
+class Turnarounds:
+    """The times that clients took for their updates, as seen in the records, one after the other.
 
     A client is taken to start when the version that it trains from was made, or when its last update came in if that
     was later. Fully local training makes no versions; there, it starts when the round opens.
     """
-    made = np.zeros(1)  # when each version was made
-    last = np.zeros(0)  # when each client's last update came in
-    clients, spans = [np.empty(0, dtype=np.int64)], [np.empty(0)]
-    for record in records:
+
+    def __init__(self) -> None:
+        self._made = np.zeros(1)  # when each version was made
+        self._last = np.zeros(0)  # when each client's last update came in
+        self._clients, self._spans = [np.empty(0, dtype=np.int64)], [np.empty(0)]
+
+    def add(self, record: RoundRecord) -> None:
+        """Take in the next round."""
         taken = np.flatnonzero(record.verdict != Verdict.REFUSED)
         taken = taken[np.argsort(record.client[taken], kind="stable")]
         client, at_s = record.client[taken], record.arrival_s[taken]
-        last = _longer(last, max(record.clients, int(client.max(initial=-1)) + 1))
-        made = _longer(made, record.version + 1)
+        self._last = _longer(self._last, max(record.clients, int(client.max(initial=-1)) + 1))
+        self._made = made = _longer(self._made, record.version + 1)
         given = np.flatnonzero((record.into >= 0) & (record.into <= record.version))
         made[record.into[given]] = record.arrival_s[given]
-        before = last[client]
+        before = self._last[client]
         before[1:] = np.where(client[1:] == client[:-1], at_s[:-1], before[1:])
         start = record.opened_s if record.rule is Rule.OWN else made[np.minimum(record.base[taken], record.version)]
-        clients.append(client)
-        spans.append(at_s - np.maximum(start, before))
+        self._clients.append(client)
+        self._spans.append(at_s - np.maximum(start, before))
         if not np.any(record.sent_version == record.version):  # else it was made, and sent out, before the close
             made[record.version] = record.closed_s
-        last[client] = at_s
-    return _medians(np.concatenate(clients), np.concatenate(spans), len(last))
+        self._last[client] = at_s
+
+    def medians(self) -> NDArray[np.float64]:
+        """The median of each client; NaN where no update of it came in."""
+        return _medians(np.concatenate(self._clients), np.concatenate(self._spans), len(self._last))
 
 
 def _longer(array: NDArray[np.float64], length: int) -> NDArray[np.float64]:

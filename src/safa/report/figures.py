@@ -212,12 +212,14 @@ def lines(
     band: tuple[str, str] | None = None,
     points: bool = False,
     also: Sequence[Axis] = (),
+    target: tuple[float, float | None, str] | None = None,
     height: int = 240,
 ) -> alt.LayerChart:
     """Curves of `y` over `x`, one per value of `series`, with a band between two fields and points where wanted.
 
     The tooltip of a point shows x, the series, y, and the fields in `also`. `names` are all the series that a page
-    has, where some may be missing here, so that each looks the same in every chart.
+    has, where some may be missing here, so that each looks the same in every chart. `target` is a value of y to reach,
+    which is marked, the x where it was reached, if it was, and what to say there.
     """
     names = list(names) or (list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""])
     looks = styles(names)
@@ -235,8 +237,22 @@ def lines(
     if points:
         dot = coloured.mark_point(filled=True, size=55, opacity=1, **plain).encode(y=_y(y))
         layers.append(dot.encode(shape=_by(alt.Shape, series, looks, "shape", points)) if series else dot)
+    layers += _target_layers(*target) if target else []
     layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=shown))
     return _layered(layers, height)
+
+
+def _target_layers(value: float, at: float | None, said: str) -> list[alt.Chart]:
+    """A dashed line at a value to reach, and a mark with a few words at the x where it was reached."""
+    one, y = alt.Chart(_data([{}])), alt.YDatum(value)
+    rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
+    text = one.mark_text(text=f"target {value:g}", align="left", dx=4, dy=-8, color=_SOFT, fontSize=12)
+    layers = [rule, text.encode(x=alt.value(0), y=y)]
+    if at is not None:
+        there = one.encode(x=alt.XDatum(at), y=y)
+        layers.append(there.mark_point(size=130, filled=True, opacity=1, color="#d55e00"))
+        layers.append(there.mark_text(text=said, align="right", dx=8, dy=18, color=_INK, fontSize=12, fontWeight=600))
+    return layers
 
 
 def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.LayerChart:

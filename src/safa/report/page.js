@@ -1,18 +1,20 @@
 "use strict";
-// Draws the charts of the page, each when it comes into view, and makes the tables sort and filter.
+// Draws the charts of the page, makes the tables sort and filter, and replaces blocks by newer ones (window.safa).
 (() => {
   const root = document.documentElement;
   const { configs, recoloured } = JSON.parse(document.getElementById("themes").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 40rem)");
-  const boxes = [...document.querySelectorAll(".chart")];
-  const specs = new Map(boxes.map((box) => [box, box.firstElementChild.textContent]));
-  const drawn = new Map();
+  const specs = new WeakMap(), drawn = new WeakMap();
   const tip = document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip", hidden: true }));
   tip.setAttribute("role", "tooltip");
   let paper = false;
 
   const element = (name, text) => Object.assign(document.createElement(name), { textContent: text });
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const charts = () => all(".chart");
+  const pause = () => new Promise((go) => setTimeout(go));
+  const idle = window.requestIdleCallback ? () => new Promise((go) => requestIdleCallback(go, { timeout: 500 })) : pause;
 
   // Tooltips are built from text alone; a name that begins with "_" is for the chart and not for the reader.
   function showTip(_, event, item, value) {
@@ -32,54 +34,67 @@
 
   async function draw(box) {
     const wanted = look();
-    if (box.dataset.look === wanted) return;
+    if (box.dataset.look === wanted || !box.clientWidth) return;  // a browser may give what is folded no width
     box.dataset.look = wanted;
     const night = wanted.startsWith("dark");
+    const config = configs[night ? "dark" : "light"];
     const text = night ? specs.get(box).replace(/#[0-9a-f]{6}/g, (colour) => recoloured[colour] ?? colour) : specs.get(box);
+    drawn.get(box)?.finalize();
+    drawn.set(box, await (box.dataset.renderer === "map" ? safaMap.draw(box, text, config, showTip) : drawChart(box, text, config)));
+    box.dataset.drawn = wanted;
+    box.style.minHeight = "";
+  }
+
+  function drawChart(box, text, config) {
     let longest = 4;
     const spec = JSON.parse(text, (name, value) => {
       if (name === "domain" && Array.isArray(value)) for (const label of value) longest = Math.max(longest, String(label).length);
       return value;
     });
     const columns = Math.max(1, Math.floor(box.clientWidth / Math.min(240, 45 + 6.6 * longest)));
-    const config = configs[night ? "dark" : "light"];
-    drawn.get(box)?.finalize();
     const place = element("div");  // the drawing sets its own label; the box keeps the label from the page
     box.replaceChildren(place);
-    const result = await vegaEmbed(place, spec, {
+    return vegaEmbed(place, spec, {
       mode: "vega-lite", actions: false, renderer: box.dataset.renderer, tooltip: showTip,
       config: { ...config, legend: { ...config.legend, columns } },
     });
-    drawn.set(box, result);
-    box.dataset.drawn = wanted;
-    box.style.minHeight = "";
   }
 
-  // Charts are drawn one after the other, so that the page stays responsive.
+  // One thing after the other, so that the page stays responsive.
   let queue = Promise.resolve();
-  function later(list) {
-    for (const box of list) queue = queue.then(() => draw(box)).catch((error) => console.error(error)).then(() => new Promise((go) => setTimeout(go)));
-    queue.then(() => { root.dataset.ready = "true"; });
-  }
+  const soon = (job) => (queue = queue.then(job).catch((error) => console.error(error)));
 
+  // A chart that is near the window is drawn before the others, which are drawn when there is nothing else to do.
   const watcher = new IntersectionObserver((entries) => {
-    const near = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
-    near.forEach((box) => watcher.unobserve(box));
-    later(near);
-  }, { rootMargin: "500px 0px" });
+    for (const { isIntersecting, target } of entries) if (isIntersecting) soon(() => draw(target)), soon(pause);
+  }, { rootMargin: "300px 0px" });
+
+  async function drawRest() {
+    for (const box of charts()) {
+      if (box.dataset.look === look()) continue;
+      await idle();
+      await soon(() => draw(box));
+    }
+    await queue;
+  }
 
   function refresh() {
     delete root.dataset.ready;
-    for (const box of boxes) { watcher.unobserve(box); watcher.observe(box); }
-    if (!boxes.length) root.dataset.ready = "true";
+    for (const box of charts()) { watcher.unobserve(box); watcher.observe(box); }
+    window.safa.ready = pause().then(drawRest).then(() => { root.dataset.ready = "true"; });
   }
 
+  const drawAll = () => Promise.all(charts().map(draw));
+
   // Paper is always light, of a fixed width, and has every chart on it.
+  let folded = [];
   function print(on) {
     if (paper === on) return;
     paper = on;
     root.classList.toggle("paper", on);
-    if (on) Promise.all(boxes.map(draw)).then(() => { root.dataset.printable = "true"; });
+    if (on) folded = all("details:not([open])");
+    for (const part of folded) part.open = on;
+    if (on) drawAll().then(() => { root.dataset.printable = "true"; });
     else { delete root.dataset.printable; refresh(); }
   }
   addEventListener("beforeprint", () => print(true));
@@ -87,6 +102,12 @@
   matchMedia("print").addEventListener("change", (event) => print(event.matches));
   dark.addEventListener("change", refresh);
   narrow.addEventListener("change", refresh);
+  let settled = 0;
+  addEventListener("resize", () => {
+    clearTimeout(settled);
+    settled = setTimeout(() => { all("[data-renderer=map]").forEach((box) => delete box.dataset.look); refresh(); }, 200);
+  });
+  document.addEventListener("toggle", (event) => { if (event.target.open) all(".chart", event.target).forEach(draw); }, true);
 
   async function save(box, kind, name) {
     const link = element("a");
@@ -94,12 +115,15 @@
     link.download = `${name}.${kind}`;
     link.click();
   }
-  for (const box of boxes) {
+  function wireFigure(box) {
+    specs.set(box, box.firstElementChild.textContent);
+    const map = box.dataset.renderer === "map";
+    if (map) safaMap.wire(box, specs.get(box));
     const figure = box.closest("figure");
     const title = figure.querySelector("h3").textContent;
     const buttons = element("span");
     buttons.className = "save";
-    for (const kind of ["svg", "png"]) {
+    for (const kind of map ? ["png"] : ["svg", "png"]) {
       const button = Object.assign(element("button", kind.toUpperCase()), { type: "button" });
       button.setAttribute("aria-label", `Save “${title}” as ${kind.toUpperCase()}`);
       button.addEventListener("click", () => save(box, kind, title.toLowerCase().replace(/[^a-z0-9]+/g, "-")));
@@ -117,9 +141,8 @@
     if (missing) return missing;
     return sign * (Number.isNaN(a) ? collator.compare(one, two) : Math.sign(a - b) || 0);
   }
-  function sort(table, head) {
+  function sort(table, head, rising) {
     const place = [...head.parentNode.children].indexOf(head);
-    const rising = head.getAttribute("aria-sort") !== "ascending";
     for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", rising ? "ascending" : "descending");
     const body = table.tBodies[0];
@@ -133,12 +156,77 @@
     const shown = rows.filter((row) => !row.hidden).length;
     count.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
   }
-  for (const part of document.querySelectorAll(".table")) {
+  function wireTable(part) {
     const table = part.querySelector("table");
-    for (const head of table.tHead.rows[0].cells) head.querySelector("button").addEventListener("click", () => sort(table, head));
+    for (const head of table.tHead.rows[0].cells) {
+      head.querySelector("button").addEventListener("click", () => sort(table, head, head.getAttribute("aria-sort") !== "ascending"));
+    }
     const input = part.querySelector("input");
     const count = part.querySelector(".count");
     input?.addEventListener("input", () => filter(table, input.value.toLowerCase().split(/\s+/).filter(Boolean), count));
   }
+
+  // Blocks by their keys, as the page was sent them.
+  const sent = new Map();
+  function wire(block) {
+    sent.set(block.dataset.block, block.outerHTML);
+    all(".chart", block).forEach(wireFigure);
+    if (block.matches(".table")) wireTable(block);
+  }
+
+  // What the reader did to a block is done to the one that takes its place: order, filter, scrolling, focus.
+  function carry(old, fresh) {
+    const controls = "input, select, button", [before, after] = [all(controls, old), all(controls, fresh)];
+    before.forEach((control, place) => {
+      const same = after[place];
+      if (!same || same.tagName !== control.tagName) return;
+      if (control.value !== same.value) {
+        same.value = control.value;
+        same.dispatchEvent(new Event("input"));
+      }
+      const order = control.closest("th")?.getAttribute("aria-sort");
+      if (order && order !== "none") sort(same.closest("table"), same.closest("th"), order === "ascending");
+    });
+    return () => {
+      const focused = before.indexOf(document.activeElement);
+      const [from, to] = [old, fresh].map((block) => block.querySelector(".scroll"));
+      const { scrollTop, scrollLeft } = from ?? {};
+      old.replaceWith(fresh);
+      if (from && to) Object.assign(to, { scrollTop, scrollLeft });
+      if (focused >= 0) after[focused]?.focus({ preventScroll: true });
+    };
+  }
+
+  // The new block is drawn out of sight, at the width of the old one, and then takes its place.
+  async function replace(old, fresh) {
+    wire(fresh);
+    const exchange = carry(old, fresh);
+    const boxes = all(".chart", fresh);
+    if (boxes.length && old.clientWidth) {
+      fresh.style.cssText = `position: absolute; visibility: hidden; width: ${old.clientWidth}px`;
+      old.after(fresh);
+      await Promise.all(boxes.map(draw));
+      fresh.removeAttribute("style");
+    }
+    exchange();
+    boxes.forEach((box) => watcher.observe(box));
+  }
+
+  // Replace the blocks with these keys by the HTML given, where it differs; false if the page has no place for one.
+  async function update(blocks) {
+    let known = true;
+    for (const [key, markup] of Object.entries(blocks)) {
+      const template = document.createElement("template");
+      template.innerHTML = markup;
+      const fresh = template.content.firstElementChild;
+      const old = document.querySelector(`[data-block="${CSS.escape(key)}"]`);
+      if (!old) known = false;
+      else if (fresh.outerHTML !== sent.get(key)) await soon(() => replace(old, document.adoptNode(fresh)));
+    }
+    return known;
+  }
+
+  all("[data-block]:not(details)").forEach(wire);
+  window.safa = { update, drawAll };
   refresh();
 })();

@@ -2,7 +2,8 @@
 
 A page is a list of sections, a section a list of blocks: words, facts, figures, tables. `render` turns them into one
 file that opens from a disk and needs no network: style, script, data and the chart library are all inside. Every text
-is escaped, except `Markup`.
+is escaped, except `Markup`. Every block has a key, made from its place: `blocks_of` gives the blocks by their keys, to
+replace those of a page that is open (`window.safa.update`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -23,8 +24,8 @@ import vl_convert
 from safa.report.figures import RECOLOURED, THEMES, specification
 
 __all__ = [
-    "BEST", "OUTSIDE", "Block", "Cell", "Column", "Fact", "Facts", "Figure", "Mark", "Markup", "Section", "Table",
-    "Words", "render",
+    "BEST", "OUTSIDE", "Block", "Cell", "ClientFigure", "Column", "Fact", "Facts", "Figure", "Folded", "Headline",
+    "Mark", "Markup", "Section", "Table", "Words", "blocks_of", "render",
 ]  # fmt: skip
 
 
@@ -44,16 +45,24 @@ class Markup:
 
 @dataclass(frozen=True)
 class Fact:
-    """One card: a name, a value, and what the value says."""
+    """One card: a name, a value, what the value says, and the name of its column in tables and files."""
 
     name: str
     value: str
     meaning: str = ""
+    column: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
     """A group of cards."""
+
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The few numbers that matter most, large; at most four."""
 
     facts: Sequence[Fact]
 
@@ -71,6 +80,16 @@ class Figure:
     alt: str
     wide: bool = True
     canvas: bool = False
+
+
+@dataclass(frozen=True)
+class ClientFigure:
+    """The map of clients and rounds, with the story of the client that the reader chooses (see `report.clients`)."""
+
+    data: Mapping[str, Any]
+    title: str
+    caption: str
+    alt: str
 
 
 @dataclass(frozen=True)
@@ -119,22 +138,34 @@ class Table:
             raise ValueError(f"a row has {wrong[0]} cells, but there are {len(self.columns)} columns")
 
 
-Block = Words | Markup | Facts | Figure | Table
+@dataclass(frozen=True)
+class Folded:
+    """Blocks behind a title that opens them; on paper they are open."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = Words | Markup | Facts | Headline | Figure | ClientFigure | Table | Folded
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the page; `id` is the anchor (default: made from the title)."""
+    """A titled part of the page; `id` is the anchor (default: made from the title).
+
+    One that is not `headed` does not show its title, which then is for screen readers alone.
+    """
 
     title: str
     blocks: Sequence[Block]
     id: str = ""
+    headed: bool = True
 
 
-def render(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The page as one string of HTML."""
+def render(title: str, lead: str, sections: Sequence[Section], *, live: str = "") -> str:
+    """The page as one string of HTML. With the address of a stream of blocks in `live`, an open page follows it."""
     anchors = _anchors(sections)
-    charts = any(isinstance(block, Figure) for section in sections for block in section.blocks)
+    charts = any(isinstance(block, Figure) for _, block in _leaves(sections))
     places = {
         "title": html.escape(title),
         "lead": _words(lead),
@@ -142,10 +173,36 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
         "sections": "\n".join(map(_section, sections, anchors)),
         "style": _file("page.css"),
         "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
-        "library": _library() if charts else "",
-        "script": _file("page.js"),
+        "library": _library() if charts or live else "",
+        "script": _file("map.js") + _file("page.js"),
+        "connect": "; connect-src 'self'" if live else "",
+        "live": f'<script id="live" data-url="{html.escape(live)}">{_file("live/page.js")}</script>' if live else "",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("page.html"))
+
+
+def blocks_of(sections: Sequence[Section]) -> dict[str, str]:
+    """The HTML of every block by its key; in the place of folded blocks, what is in them."""
+    return {key: _block(block, key) for key, block in _leaves(sections)}
+
+
+def _leaves(sections: Sequence[Section]) -> Iterator[tuple[str, Block]]:
+    """The blocks with their keys, also those that are folded."""
+    for section, anchor in zip(sections, _anchors(sections), strict=True):
+        yield from _inside(section.blocks, anchor)
+
+
+def _inside(blocks: Sequence[Block], where: str) -> Iterator[tuple[str, Block]]:
+    for key, block in _keyed(blocks, where):
+        if isinstance(block, Folded):
+            yield from _inside(block.blocks, key)
+        else:
+            yield key, block
+
+
+def _keyed(blocks: Sequence[Block], where: str) -> Iterator[tuple[str, Block]]:
+    """Blocks with the keys that their places give them."""
+    return ((f"{where}-{place}", block) for place, block in enumerate(blocks))
 
 
 def _file(name: str) -> str:
@@ -186,31 +243,48 @@ def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:
 
 
 def _section(section: Section, anchor: str) -> str:
-    """A section; consecutive figures that are not wide share one grid."""
+    name = html.escape(anchor)
+    unseen = "" if section.headed else ' class="unseen"'
+    head = f'<h2 id="{name}-title"{unseen}>{html.escape(section.title)}</h2>'
+    inside = _blocks(section.blocks, anchor)
+    return f'<section id="{name}" aria-labelledby="{name}-title">\n{head}\n{inside}\n</section>'
+
+
+def _blocks(blocks: Sequence[Block], where: str) -> str:
+    """Blocks one below the other; consecutive figures that are not wide share one grid."""
     parts: list[str] = []
-    for block in section.blocks:
+    for key, block in _keyed(blocks, where):
         small = isinstance(block, Figure) and not block.wide
         if small and parts and parts[-1].startswith('<div class="side">'):
-            parts[-1] = parts[-1].removesuffix("</div>") + _block(block) + "</div>"
+            parts[-1] = parts[-1].removesuffix("</div>") + _block(block, key) + "</div>"
         else:
-            parts.append(f'<div class="side">{_block(block)}</div>' if small else _block(block))
-    name = html.escape(anchor)
-    head = f'<h2 id="{name}-title">{html.escape(section.title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">\n{head}\n' + "\n".join(parts) + "\n</section>"
+            parts.append(f'<div class="side">{_block(block, key)}</div>' if small else _block(block, key))
+    return "\n".join(parts)
 
 
-def _block(block: Block) -> str:
+def _block(block: Block, key: str) -> str:
+    """A block, with its key on the outermost element."""
+    return re.sub(r"\A<[a-z]+", lambda tag: f'{tag[0]} data-block="{html.escape(key)}"', _markup(block, key))
+
+
+def _markup(block: Block, key: str) -> str:
     match block:
         case Words(text):
-            return _words(text)
+            return f"<div>{_words(text)}</div>"
         case Markup(markup):
-            return markup
+            return f"<div>{markup}</div>"
         case Facts(facts):
             return f'<dl class="facts">{"".join(map(_fact, facts))}</dl>'
+        case Headline(facts):
+            return f'<dl class="headline">{"".join(map(_fact, facts))}</dl>'
         case Figure():
             return _figure(block)
+        case ClientFigure():
+            return _client_figure(block)
         case Table():
             return _table(block)
+        case Folded(title, blocks):
+            return f"<details><summary>{html.escape(title)}</summary>{_blocks(blocks, key)}</details>"
 
 
 def _inline(text: str) -> str:
@@ -222,21 +296,41 @@ def _words(text: str) -> str:
 
 
 def _fact(fact: Fact) -> str:
+    column = f" <code>{html.escape(fact.column)}</code>" if fact.column else ""
     meaning = f'<dd class="meaning">{_inline(fact.meaning)}</dd>' if fact.meaning else ""
-    return f"<div><dt>{html.escape(fact.name)}</dt><dd>{html.escape(fact.value)}</dd>{meaning}</div>"
+    return f"<div><dt>{html.escape(fact.name)}{column}</dt><dd>{html.escape(fact.value)}</dd>{meaning}</div>"
 
 
 def _figure(figure: Figure) -> str:
-    """A figure; the script draws its chart when it comes into view."""
+    """A figure; the script draws its chart."""
     spec = specification(figure.chart)
     height = spec.get("height", 240)
     room = f' style="min-height:{height + 70}px"' if isinstance(height, int | float) else ""
     renderer = "canvas" if figure.canvas else "svg"
+    chart = _chart(spec, figure.alt, renderer, room)
     return (
-        f'<figure class="{"wide" if figure.wide else "small"}"><h3>{html.escape(figure.title)}</h3>'
-        f'<div class="chart" role="img" aria-label="{html.escape(figure.alt)}" data-renderer="{renderer}"{room}>'
-        f'<script type="application/json">{_json(spec)}</script></div>'
+        f'<figure class="{"wide" if figure.wide else "small"}"><h3>{html.escape(figure.title)}</h3>{chart}'
         f"<figcaption>{_inline(figure.caption)}</figcaption></figure>"
+    )
+
+
+def _chart(data: Any, alt: str, renderer: str, room: str) -> str:
+    """The place of a chart, with what it is drawn from."""
+    return (
+        f'<div class="chart" role="img" aria-label="{html.escape(alt)}" data-renderer="{renderer}"{room}>'
+        f'<script type="application/json">{_json(data)}</script></div>'
+    )
+
+
+def _client_figure(figure: ClientFigure) -> str:
+    """The map, a list of the clients to choose from, and room for the story of one."""
+    chart = _chart(figure.data, figure.alt, "map", ' style="min-height:490px"')
+    choose = '<select autocomplete="off"><option value="">choose</option></select>'
+    choice = f"<p>Click a row, or choose: <label>the story of client {choose}</label></p>"
+    return (
+        f'<figure class="wide"><h3>{html.escape(figure.title)}</h3>{chart}'
+        f"<figcaption>{_inline(figure.caption)}</figcaption>"
+        f'<div class="client">{choice}<div class="story" role="status"></div></div></figure>'
     )
 
 

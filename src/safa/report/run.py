@@ -11,81 +11,88 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safa.analysis import Metrics, all_metrics, target_words
-from safa.analysis.client_map import State, client_map, lag, turnaround_s
+from safa.analysis.client_map import Turnarounds, lag
+from safa.analysis.client_totals import ClientTotals
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
 from safa.report import figures
+from safa.report.clients import Clients, client_figure, clients_of, spread
 from safa.report.figures import Axis
-from safa.report.page import Block, Cell, Fact, Facts, Figure, Section, Table, Words, render
-from safa.report.words import capital, number, protocol_name, time_unit, value_of
+from safa.report.headline import headline
+from safa.report.page import Block, Cell, Column, Fact, Facts, Figure, Folded, Section, Table, Words, render
+from safa.report.words import capital, duration, label, number, protocol_name, time_unit, value_of
 from safa.runs import Run, plain
 from safa.runs.settings import Settings
 from safa.runs.values import shown
 
-__all__ = ["MAP_CLIENTS", "MAP_ROUNDS", "run_page", "run_sections"]
+__all__ = ["run_heading", "run_page", "run_sections"]
 
-MAP_CLIENTS, MAP_ROUNDS = 500, 200
-"""The most clients and rounds that the map shows."""
-_POINTS, _BARS, _GROUPS = 1000, 500, 100
+_POINTS, _BARS, _GROUPS = 500, 500, 100
 _CHARTED = 4
 """The most metrics that have charts, the main one first; the loss has one, too."""
 _ROUND = Axis("round", "round", "~d", whole=True)
 
 
-def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
+def run_page(run: Run, speeds: ArrayLike | None = None, *, live: str = "") -> str:
     """The page of a run, finished or not. `speeds` orders the clients, the fastest first.
 
-    Without speeds, clients are ordered by the time that their updates took, as the records show it.
+    Without speeds, clients are ordered by the time that their updates took, as the records show it. With the address
+    of a stream of blocks in `live`, an open page follows it.
     """
-    settings = run.settings
-    title = f"{protocol_name(settings.protocol)} on {settings.task}"
-    return render(title, _lead(run), run_sections(run, speeds))
+    return render(*run_heading(run), run_sections(run, speeds), live=live)
 
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     """The sections of a run's page, for pages that contain more."""
     seen = _Seen.of(run.records(), Metrics(run.settings.metrics, run.settings.target))
-    state = _state(run, seen)
+    state = Words(_state(run, seen))
     if not seen.rows:
-        return [Section("Summary", [Words(state)]), _settings(run.settings)]
-    facts = _facts(plain(run.summary or seen.metrics.values()), all_metrics(run.settings.metrics))
-    order, by = _fastest_first(run, speeds, len(seen.metrics.merged))
+        return [Section("Result", [state]), Section("More", [_settings(run)])]
+    values = plain(seen.metrics.values() | (run.summary or {}))
+    clients = clients_of(run, seen.metrics.merged, seen.totals, seen.turnarounds.medians(), speeds)
     time = "virtual time" if run.roster() is None else "time"
+    main = _main_figure(seen.rows, run.settings, values, time)
     return [
-        Section("Summary", [Words(state), Facts(facts)]),
-        *_devices(run),
-        Section("Learning", _learning(seen.rows, run.settings, time)),
-        Section("Clients and rounds", [_map(run, order, by)]),
-        Section("Rounds", [_lengths(seen.rows)]),
-        Section("Versions", _versions(seen)),
-        Section("Contributions", [_contributions(seen.metrics.merged, order, by)]),
-        _settings(run.settings),
-    ]
+        Section("Result", [state, headline(run.settings, values, clients), main], headed=False),
+        Section("Clients", [client_figure(run.records(), clients)], headed=False),
+        Section("More", [
+            Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
+            Folded("Learning: every metric and the loss", _learning(seen.rows, run.settings, time)),
+            Folded("Rounds: how long they took", [_lengths(seen.rows)]),
+            Folded("Versions: how far behind updates were", _versions(seen)),
+            Folded("Contributions: whose updates were merged", [_contributions(clients)]),
+            *_devices(run),
+            _settings(run),
+        ]),
+    ]  # fmt: skip
 
 
-def _lead(run: Run) -> str:
-    """What was run, in two sentences."""
+def run_heading(run: Run) -> tuple[str, str]:
+    """The title of a run's page, and what was run, in one line."""
     settings, roster = run.settings, run.roster()
-    endless = settings.round_limit_s == float("inf")
-    limit = "without a time limit" if endless else f"of {number(settings.round_limit_s)} s at most"
-    clients, samples = f"{settings.clients:,} clients", f", about {settings.mean_size:,.0f} samples,"
-    if roster is not None:
-        mean = float(np.mean([member["size"] for member in roster]))
-        clients, samples = f"{len(roster):,} devices", f", about {mean:,.0f} samples,"
-    elif settings.decides_sizes:
-        samples = ""
-    values = [f"C = {settings.fraction:g}"]
+    clients = f"{settings.clients:,} clients" if roster is None else f"{len(roster):,} devices"
+    values = [clients, f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds", f"C = {settings.fraction:g}"]
     values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
     values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
     values += [f"{settings.clock} clock"] if roster is None else []
-    values += [f"seed {settings.seed}"]
+    words = ", ".join([*values, f"seed {settings.seed}"])
+    title = f"{protocol_name(settings.protocol)} on {settings.task}"
+    return title, words.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}") + "."
+
+
+def _how(run: Run) -> str:
+    """How long a round may be, and what a client does for an update."""
+    settings, roster = run.settings, run.roster()
+    endless = settings.round_limit_s == float("inf")
+    limit = "has no time limit" if endless else f"takes {number(settings.round_limit_s)} s at most"
+    samples = "" if settings.decides_sizes else f", about {settings.mean_size:,.0f} samples,"
+    if roster is not None:
+        samples = f", about {float(np.mean([member['size'] for member in roster])):,.0f} samples,"
     rate = settings.lr if isinstance(settings.lr, str) else f"{settings.lr:g}"
     rate += "" if settings.schedule == "constant" else f" (schedule {settings.schedule})"
     return (
-        f"{protocol_name(settings.protocol)} on {settings.task}: {clients}, "
-        f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds {limit}, {', '.join(values)}. "
-        f"For one update a client makes {_work(settings)} its data{samples} in mini-batches of {settings.batch_size}, "
-        f"with a learning rate of {rate}."
-    ).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+        f"A round {limit}. For one update a client makes {_work(settings)} its data{samples} in mini-batches of "
+        f"{settings.batch_size}, with a learning rate of {rate}."
+    )
 
 
 def _work(settings: Settings) -> str:
@@ -108,9 +115,11 @@ def _state(run: Run, seen: _Seen) -> str:
 
 @dataclass
 class _Seen:
-    """What one pass over the records collects; its size does not depend on the number of clients."""
+    """What one pass over the records collects."""
 
     metrics: Metrics
+    totals: ClientTotals = field(default_factory=ClientTotals)
+    turnarounds: Turnarounds = field(default_factory=Turnarounds)
     rows: list[dict[str, Any]] = field(default_factory=list)
     lags: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     own: bool = False
@@ -121,6 +130,8 @@ class _Seen:
         seen = cls(metrics)
         for record in records:
             seen.metrics.add(record)
+            seen.totals.add(record)
+            seen.turnarounds.add(record)
             taken = record.verdict != Verdict.REFUSED
             lags = np.bincount(lag(record)[taken])
             seen.lags = np.pad(seen.lags, (0, max(0, len(lags) - len(seen.lags))))
@@ -142,26 +153,26 @@ def _row(record: RoundRecord, bases: Ids) -> dict[str, Any]:
 
 
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most about a thousand rows, evenly spread."""
-    return list(rows[:: -(-len(rows) // _POINTS)]) if rows else []
+    """At most so many rows, evenly spread, the first and the last among them."""
+    return [rows[place] for place in spread(np.arange(len(rows)), _POINTS)]
 
 
 def _facts(values: dict[str, Any], meanings: Mapping[str, str]) -> list[Fact]:
     """The metrics, and what was refused."""
     return [
-        Fact(name, value_of(name, value), meanings.get(name, ""))
+        Fact(label(name), value_of(name, value), capital(meanings.get(name, "")), name)
         for name, value in values.items()
         if value is not None and not isinstance(value, dict)
     ] + [
-        Fact(f"{name}: {reason}", number(count), "updates refused before the protocol saw them")
+        Fact(f"{label(name)}: {reason}", number(count), "updates refused before the protocol saw them", name)
         for name, value in values.items()
         if isinstance(value, dict)
         for reason, count in value.items()
     ]
 
 
-def _devices(run: Run) -> list[Section]:
-    """The names of the clients of a deployment; elsewhere on the page they are numbers."""
+def _devices(run: Run) -> list[Block]:
+    """The clients of a deployment with their numbers in the records."""
     roster = run.roster()
     if roster is None:
         return []
@@ -169,7 +180,8 @@ def _devices(run: Run) -> list[Section]:
         [Cell(str(n), n), member["name"], Cell(number(member["size"]), member["size"])]
         for n, member in enumerate(roster)
     ]
-    return [Section("Devices", [Table(["client", "name", "n_k"], rows, caption="The clients, in order of enrolment")])]
+    table = Table(["client", "name", Column("samples", "n_k")], rows, caption="The clients, in order of enrolment")
+    return [Folded("Devices", [table])]
 
 
 def _learning(rows: Sequence[dict[str, Any]], settings: Settings, time_word: str) -> list[Block]:
@@ -180,68 +192,45 @@ def _learning(rows: Sequence[dict[str, Any]], settings: Settings, time_word: str
         return [Words(f"{reason}, so there is nothing to show.")]
     drawn = [*list(settings.metrics)[:_CHARTED], "loss"]
     rest = {name: value for name, value in scored[-1]["scores"].items() if name not in drawn}
-    blocks = [block for what in drawn for block in _curves(scored, what, time_word)]
+    blocks = [_curve(scored, what, time_word, over_time=over_time) for what in drawn for over_time in (False, True)]
     more = _facts(plain(rest), dict.fromkeys(rest, "of the last model, on the test set"))
     return [*blocks, Facts(more)] if more else blocks
 
 
-def _curves(scored: Sequence[dict[str, Any]], what: str, time_word: str) -> list[Block]:
-    """A metric over rounds and over time, where it is a finite number."""
+def _main_figure(rows: Sequence[dict[str, Any]], settings: Settings, values: Mapping[str, Any], time: str) -> Block:
+    """The main metric, or that of the target, over time; the length of the rounds where no model was trained."""
+    scored = [row for row in rows if row["scores"]]
+    if not scored:
+        return Words("No model has been evaluated yet.") if settings.train else _lengths(rows)
+    if settings.target is None:
+        return _curve(scored, next(iter(settings.metrics), "loss"), time, over_time=True, wide=True)
+    target = settings.target.value, values["time_to_target_s"]
+    return _curve(scored, settings.target.metric, time, over_time=True, wide=True, target=target)
+
+
+def _curve(
+    scored: Sequence[dict[str, Any]], what: str, time_word: str, *, over_time: bool, wide: bool = False,
+    target: tuple[float, float | None] | None = None,
+) -> Block:  # fmt: skip
+    """A metric over rounds or time, where it is a finite number; with the target, and when it was reached."""
     found = [row for row in scored if np.isfinite(row["scores"].get(what, np.nan))]
     if not found:
-        return [Words(f"The {what} of the global model was never a finite number.")]
+        return Words(f"The {what} of the global model was never a finite number.")
     size, unit = time_unit(found[-1]["closed_s"])
-    time = Axis("time", f"{time_word}, {unit}", ".4~r")
+    time = Axis("time", f"{time_word}, {unit}", ".4~r", zero=True)
     points = [
         {"round": row["round"], "time": row["closed_s"] / size, "score": row["scores"][what]} for row in _thinned(found)
     ]
     first, last = found[0]["scores"][what], found[-1]["scores"][what]
-    blocks: list[Block] = []
-    for x, over in ((_ROUND, "rounds"), (time, time_word)):
-        also = [time if x is _ROUND else _ROUND]
-        chart = figures.lines(points, x, Axis("score", what, ".4~r"), also=also, height=210)
-        said = f"{capital(what)} of the global model on the test set over {over}."
-        ends = f"It goes from {first:.3g} to {last:.3g}."
-        blocks.append(Figure(chart, f"{capital(what)} over {over}", said, f"{said} {ends}", wide=False))
-    return blocks
-
-
-def _fastest_first(run: Run, speeds: ArrayLike | None, clients: int) -> tuple[Ids, str]:
-    """The clients in order of speed, and by what they were ordered."""
-    if speeds is not None:
-        given = np.asarray(speeds, dtype=np.float64)[:clients]
-        slow = np.full(clients - len(given), -np.inf)
-        return np.argsort(-np.concatenate([given, slow]), kind="stable"), "speed"
-    took_s = turnaround_s(run.records())[:clients]
-    took_s = np.concatenate([took_s, np.full(clients - len(took_s), np.nan)])
-    return np.argsort(np.where(np.isnan(took_s), np.inf, took_s), kind="stable"), "the time their updates took"
-
-
-def _spread(items: Ids, most: int) -> Ids:
-    """At most that many items, evenly spread."""
-    if len(items) <= most:
-        return items
-    return items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
-
-
-def _map(run: Run, order: Ids, by: str) -> Figure:
-    cells = client_map(run.records(), _spread(order, MAP_CLIENTS))
-    every = -(-len(cells.rounds) // MAP_ROUNDS)
-    shown = cells.rows(np.arange(0, len(cells.rounds), every))
-    rounds, clients = shown.state.shape
-    caption = f"A row is a client, a column a round; the clients are ordered by {by}, the fastest on top."
-    if shown.deprecated.any():
-        caption += " Starts over: the client lagged too far behind and had to begin again from the latest version."
-    if clients < len(order):
-        caption += f" Shown are {clients:,} of {len(order):,} clients, evenly spread over that order."
-    if every > 1:
-        caption += f" Shown is one round in {every}."
-    counts = np.bincount(shown.state.ravel(), minlength=len(State))
-    parts = ", ".join(f"{figures.STATES[State(place)][0]} {count:,}" for place, count in enumerate(counts) if count)
-    over = int(shown.deprecated.sum())
-    said = f"Map of {clients:,} clients by {rounds:,} rounds. Cells: {parts}; starting over {over:,}."
-    chart = figures.client_map(shown, [str(client) for client in shown.clients], ("fastest", "slowest"))
-    return Figure(chart, "Who did what, round by round", caption, said, canvas=True)
+    x, also, over = (time, _ROUND, time_word) if over_time else (_ROUND, time, "rounds")
+    reached = "" if target is None or target[1] is None else f"reached after {duration(target[1])}"
+    goal = target and (target[0], None if target[1] is None else target[1] / size, reached)
+    y = Axis("score", what, ".4~r")
+    chart = figures.lines(points, x, y, also=[also], target=goal, height=200 if wide else 210)
+    said = f"{capital(what)} of the global model on the test set over {over}."
+    said += f" The dashed line is the target, {target[0]:g}, {reached or 'not reached'}." if target else ""
+    ends = f"It goes from {first:.3g} to {last:.3g}."
+    return Figure(chart, f"{capital(what)} over {over}", said, f"{said} {ends}", wide=wide)
 
 
 def _lengths(rows: Sequence[dict[str, Any]]) -> Figure:
@@ -312,20 +301,23 @@ def _lag_chart(lags: NDArray[np.int64]) -> alt.Chart:
     return figures.bars(rows, x, y, also=[Axis("lags", "lag", "")], height=210)
 
 
-def _contributions(merged: NDArray[np.int64], order: Ids, by: str) -> Figure:
+def _contributions(clients: Clients) -> Figure:
     """Updates merged per client, the fastest on the left; clients are grouped if there are too many."""
+    merged, order = clients.merged, clients.order
     single = len(order) <= _BARS
     groups = np.array_split(order, len(order) if single else _GROUPS)
     starts = np.cumsum([1, *map(len, groups)]).tolist()
     rows = [
         {
             "place": place,
-            "client": str(group[0]) if single else f"{len(group):,} clients from place {starts[place - 1]:,}",
+            "client": clients.names[group[0]] if single else f"{len(group):,} clients from place {starts[place - 1]:,}",
             "merged": round(float(merged[group].mean()), 2),
         }
         for place, group in enumerate(groups, 1)
     ]
-    x = Axis("place", f"{'clients' if single else 'groups of clients'} by {by}, fastest first", "~d", whole=True)
+    x = Axis(
+        "place", f"{'clients' if single else 'groups of clients'} by {clients.by}, fastest first", "~d", whole=True
+    )
     y = Axis("merged", "updates merged" if single else "updates merged, mean", ".3~r")
     chart = figures.bars(rows, x, y, also=[Axis("client", "client", "")], colour="#009e73")
     never = int(np.count_nonzero(merged == 0))
@@ -335,14 +327,14 @@ def _contributions(merged: NDArray[np.int64], order: Ids, by: str) -> Figure:
     return Figure(chart, "Updates merged per client", said, said)
 
 
-def _settings(settings: Settings) -> Section:
+def _settings(run: Run) -> Folded:
     """All settings, with the help text of each."""
     meanings = {item.name: item.metadata.get("help", "") for item in fields(Settings)}
     rows: list[list[str | Cell]] = [
         [name, Cell(number(shown(value)), value if isinstance(value, int | float) else None), meanings.get(name, "")]
-        for name, value in settings.values().items()
+        for name, value in run.settings.values().items()
         if value is not None
     ]
-    words = "Everything needed to run it again is in `config.toml`: `safa run --config config.toml`."
+    words = f"{_how(run)} Everything needed to run it again is in `config.toml`: `safa run --config config.toml`."
     table = Table(["setting", "value", "meaning"], rows, caption="All settings of the run")
-    return Section("Settings", [Words(words), table])
+    return Folded("Settings: how it was run", [Words(words), table])

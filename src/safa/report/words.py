@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["TITLES", "capital", "number", "protocol_name", "time_unit", "value_of"]
+__all__ = [
+    "TITLES", "capital", "counted", "duration", "label", "number", "percent", "protocol_name", "some_of", "time_unit",
+    "value_of",
+]  # fmt: skip
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
           "fedbuff": "FedBuff", "timelyfl": "TimelyFL", "fedcompass": "FedCompass",
@@ -30,6 +34,32 @@ TITLES: dict[str, str] = {
     "return_delay_s": "return delay, s",
 }
 """Short titles for axes and columns; a name that is not here is its own title, with spaces."""
+
+
+_LABELS: dict[str, str] = {
+    "round_length_s": "Length of a round",
+    "t_dist_s": "Time to send the model out",
+    "sync_ratio": "Copies sent per client and round",
+    "effective_update_ratio": "Clients picked per round",
+    "version_variance": "Spread of the versions trained from",
+    "futility": "Work thrown away",
+    "starved": "Clients left out",
+    "fairness": "Evenness between clients",
+    "refused": "Updates refused",
+    "bytes_down": "Sent to clients",
+    "bytes_up": "Sent by clients",
+    "virtual_time_s": "Time of all rounds",
+    "diverged": "Updates that were not finite",
+    "time_to_target_s": "Time to the target",
+    "rounds_to_target": "Rounds to the target",
+    "bytes_to_target": "Data sent until the target",
+}
+"""The names of metrics for people."""
+
+
+def label(column: str) -> str:
+    """The name of a metric for people, from that of its column."""
+    return _LABELS.get(column, capital(column.replace("_", " ")))
 
 
 def protocol_name(protocol: str) -> str:
@@ -68,11 +98,38 @@ def value_of(name: str, value: Any) -> str:
     return f"{text} s ({value / 3600:.3g} h)" if value >= 7200 else f"{text} s"
 
 
+def percent(share: float) -> str:
+    """A share of a whole."""
+    return f"{100 * share:.0f}%" if share >= 0.095 or share == 0 else f"{100 * share:.1f}%"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: "1 round", "2 rounds"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """A list of names in words, of which the first few are named."""
+    shown, more = list(names[:most]), len(names) - most
+    if more > 0:
+        return f"{', '.join(shown)} and {more:,} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (0.0, "bytes"))
 _TIMES = ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds"))
 
 
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it, to three digits."""
+    size, unit = next((pair for pair in _LENGTHS if abs(seconds) >= 2 * pair[0]), (1.0, "s"))
+    return f"{number(seconds / size)} {unit}"
+
+
+_LENGTHS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+
+
 def time_unit(longest_s: float) -> tuple[float, str]:
     """The unit of an axis of time that reaches that far: its length in seconds and its name."""
-    size, name = next(pair for pair in _TIMES if longest_s >= 3 * pair[0])
+    size, name = next(pair for pair in _TIMES if longest_s >= 2 * pair[0])
     return size or 1.0, name

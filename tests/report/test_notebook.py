@@ -13,8 +13,10 @@ from safa import Run, load_run, sweep
 from safa.errors import SafaError
 from safa.experiments import Sweep
 from safa.report.plots import curves_chart
+from safa.report.words import duration
 from safa.runs import Settings, write_config
 from tests.report.making import learnt, simulated
+from tests.report.test_figures import found
 
 HOSTILE = "<script>alert(1)</script>&\"'"
 VALUES: dict[str, Any] = {"protocol": ["safa", "fedavg"], "fraction": [0.4, 1.0], "rounds": 3, "until": "loss=0.1"}
@@ -47,13 +49,13 @@ class Elements(HTMLParser):
         self.words += f" {data}"
 
 
-def card(shown: Any) -> Elements:
-    text = shown._repr_html_()
+def card(run: Any) -> Elements:
+    text = run._repr_html_()
     assert len(text) < 10_000
-    found = Elements(text)
-    assert set(found.names) <= {"div", "strong", "span", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline"}
-    assert set(found.attributes) <= {"style", "role", "aria-label", "width", "height"}, "nothing is fetched or run"
-    return found
+    shown = Elements(text)
+    assert set(shown.names) <= {"div", "strong", "span", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline"}
+    assert set(shown.attributes) <= {"style", "role", "aria-label", "width", "height"}, "nothing is fetched or run"
+    return shown
 
 
 def spec(chart: Any) -> dict[str, Any]:
@@ -65,6 +67,11 @@ def spec(chart: Any) -> dict[str, Any]:
 def values(chart: Any) -> list[dict[str, Any]]:
     """All rows of a chart."""
     return [row for rows in spec(chart)["datasets"].values() for row in rows]
+
+
+def texts(chart: Any) -> list[str]:
+    """The words in a chart."""
+    return [mark["text"] for mark in found(spec(chart), "mark") if isinstance(mark, dict) and "text" in mark]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +92,8 @@ def test_a_run_says_how_good_how_long_what_was_wasted_and_who_was_left_out() -> 
     run = aiming("accuracy=0.9")
     shown = card(run)
     assert "SAFA on digits" in shown.words
-    assert "20 clients, C = 0.3, tau = 5, seed 0; 12 rounds" in shown.words
-    for title in ("accuracy of the last model", "time", "work thrown away", "clients left out"):
+    assert "20 clients, at most 12 rounds, C" in shown.words
+    for title in ("Accuracy of the last model", "Time of all rounds", "Work thrown away", "Clients left out"):
         assert title in shown.words
     assert "The target accuracy=0.9 was reached in round 5" in shown.words
     assert shown.attributes["aria-label"] == "from 0.5 to 0.958"
@@ -96,13 +103,13 @@ def test_a_run_says_how_good_how_long_what_was_wasted_and_who_was_left_out() -> 
 def test_a_run_without_a_model_shows_no_curve() -> None:
     shown = card(simulated())
     assert "svg" not in shown.names
-    assert "accuracy" not in shown.words
+    assert "ccuracy" not in shown.words
 
 
 def test_a_run_that_is_not_finished_says_so_and_one_that_has_not_begun_too(tmp_path: Path) -> None:
-    assert "12 of 12, not finished rounds" in card(replace(simulated(), summary=None)).words
+    assert "Not finished: 12 rounds of 12." in card(replace(simulated(), summary=None)).words
     write_config(tmp_path, Settings.of("boston"))
-    assert "0 of 100, not finished rounds, in " in card(load_run(tmp_path)).words
+    assert "Not finished: 0 rounds of 100. In " in card(load_run(tmp_path)).words
 
 
 def test_hostile_names_are_text() -> None:
@@ -116,16 +123,20 @@ def test_hostile_names_are_text() -> None:
 
 def test_a_run_is_plotted_over_time_or_rounds_with_its_target() -> None:
     run = aiming("accuracy=0.9")
-    over_time = values(run.plot())
-    assert [row["score"] for row in over_time if "score" in row][:12] == [1 - 0.5 / number for number in range(1, 13)]
-    assert any(row.get("said", "").startswith("accuracy=0.9: reached after ") for row in over_time)
-    over_rounds = values(run.plot("loss", over="round"))
-    assert not any("said" in row for row in over_rounds), "the target is not the loss's"
+    over_time, over_rounds, fifth = run.plot(), run.plot(over="round"), list(run.records())[4]
+    scores = [row["score"] for row in values(over_time) if "score" in row]
+    assert scores[:12] == [1 - 0.5 / number for number in range(1, 13)]
+    assert (
+        texts(over_time)
+        == texts(over_rounds)
+        == ["target 0.9", f"reached after {duration(fifth.closed_s)}, in round 5"]
+    )
+    assert found(spec(over_rounds), "datum") == [0.9, 0.9, 5, 0.9, 5, 0.9]
+    assert texts(run.plot("loss")) == [], "the target is not the loss's"
 
 
 def test_a_target_that_is_not_reached_is_drawn_as_such() -> None:
-    said = [row["said"] for row in values(aiming("accuracy=0.99").plot()) if "said" in row]
-    assert said[0] == "accuracy=0.99: not reached"
+    assert texts(aiming("accuracy=0.99").plot()) == ["target 0.99"]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +162,8 @@ def test_the_clients_of_a_run_are_plotted_also_where_they_are_many() -> None:
 
 
 def _text(run: Run, name: str) -> str:
-    found = [one["value"] for one in spec(run.plot_clients())["params"] if one["name"] == f"{name}_text"]
-    return str(found[0])
+    given = {one["name"]: one.get("value") for one in spec(run.plot_clients())["params"]}
+    return str(given[f"{name}_text"])
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -182,7 +193,7 @@ def test_a_sweep_is_plotted_over_time_as_the_mean_of_its_seeds(swept: Sweep) -> 
     start = max(curve.times_s[0] for curve in first)
     assert rows[0]["mean"] == pytest.approx(sum(curve.at(start) or 0.0 for curve in first) / 2)
     assert rows[-1]["lowest"] == min(curve.values[-1] for curve in first)
-    assert any(row.get("said") == "target loss=0.1" for row in values(swept.plot("loss")))
+    assert texts(swept.plot("loss")) == ["target 0.1"]
 
 
 def test_the_curves_of_a_sweep_are_those_of_its_records_also_where_only_curves_are_kept(swept: Sweep) -> None:

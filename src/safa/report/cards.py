@@ -12,7 +12,8 @@ from html import escape
 from typing import Any
 
 from safa.analysis import Curve, Metrics, target_words
-from safa.report.words import number, protocol_name, value_of
+from safa.report.run import run_heading
+from safa.report.words import capital, counted, duration, label, number, percent
 from safa.runs import Run
 from safa.runs.settings import Settings
 
@@ -31,38 +32,32 @@ _CURVE = "#3b8bd0"
 def run_card(run: Run) -> str:
     """The card of a run, finished or not: what was run, how good, how long, what was wasted, who was left out."""
     settings, metrics = run.settings, Metrics(run.settings.metrics, run.settings.target)
-    records = list(run.records()) if run.has_rounds() else []
-    for record in records:
+    rounds = 0
+    for record in run.records() if run.has_rounds() else ():
         metrics.add(record)
-    facts = _facts(settings, metrics) if records else {}
+        rounds += 1
+    title, words = run_heading(run)
+    facts = _facts(settings, metrics) if rounds else {}
     reached = target_words(settings.target, metrics.values())
     parts = [_table(list(facts), [list(facts.values())] if facts else []), sentence(reached), _sparkline(metrics.curve)]
-    words = f"{_asked(settings)}; {_state(run, len(records))}"
-    return _card(f"{protocol_name(settings.protocol)} on {settings.task}", words, parts)
+    return _card(title, f"{words}{_state(run, rounds)}", parts)
 
 
 def _state(run: Run, rounds: int) -> str:
-    """How many rounds there are, and where."""
-    rest = "" if run.summary is not None else f" of {run.settings.rounds:,}, not finished"
-    return f"{rounds:,}{rest} rounds" + ("" if run.folder is None else f", in {run.folder}")
-
-
-def _asked(settings: Settings) -> str:
-    """The settings that matter most, in words."""
-    tau = f", tau = {settings.lag_tolerance}" if settings.protocol == "safa" else ""
-    return f"{settings.clients:,} clients, C = {settings.fraction:g}{tau}, seed {settings.seed}"
+    """What the settings do not say: that a run is not finished, and where it is."""
+    there = "" if run.summary is not None else f" Not finished: {counted(rounds, 'round')} of {run.settings.rounds:,}."
+    return there if run.folder is None else f"{there} In {run.folder}."
 
 
 def _facts(settings: Settings, metrics: Metrics) -> dict[str, str]:
     """Four numbers with their names; a run without a model has three."""
     values, main = metrics.values(), next(iter(settings.metrics), "loss")
-    score = values.get(f"last_{main}")
-    scores = {} if score is None else {f"{main} of the last model": number(score)}
-    starved, clients = values["starved"], len(metrics.merged)
+    score, merged = values.get(f"last_{main}"), metrics.merged
+    scores = {} if score is None else {f"{capital(main)} of the last model": number(score)}
     return scores | {
-        "time": value_of("virtual_time_s", values["virtual_time_s"]),
-        "work thrown away": f"{values['futility']:.0%}",
-        "clients left out": f"{round(starved * clients):,} of {clients:,}",
+        label("virtual_time_s"): duration(values["virtual_time_s"]),
+        label("futility"): percent(values["futility"]),
+        label("starved"): f"{int((merged == 0).sum()):,} of {len(merged):,}",
     }
 
 

@@ -13,21 +13,22 @@ from safa.analysis import Curve, Target, reached
 from safa.analysis.client_map import client_map, turnaround_s
 from safa.errors import SafaError, did_you_mean
 from safa.report import figures
+from safa.report.clients import spread
 from safa.report.figures import THEMES, Axis
-from safa.report.words import TITLES, number, time_unit
+from safa.report.words import TITLES, duration, number, time_unit
 from safa.runs import Run
 
 __all__ = ["Over", "clients_chart", "curves_chart", "rows_chart", "run_chart"]
 
 Over = Literal["time", "round"]
-_INK, _SOFT = (THEMES["light"][part][colour] for part, colour in (("title", "color"), ("axis", "labelColor")))
+_INK = THEMES["light"]["title"]["color"]
 _WIDTH, _POINTS = 560, 300
 _MAP_CLIENTS, _MAP_ROUNDS = 200, 100
 """The most clients and rounds that a map shows."""
 
 
 def run_chart(run: Run, metric: str | None = None, over: Over = "time") -> alt.LayerChart:
-    """A metric of a run, the main one by default, over time or rounds; a dashed line is the target."""
+    """A metric of a run, the main one by default, over time or rounds; where it has a target, that is marked."""
     metric = _metric(metric, run)
     found = [(r, {"loss": r.loss, **r.metrics}) for r in run.records() if r.loss is not None]
     found = [(r, scores) for r, scores in found if math.isfinite(scores.get(metric, math.nan))]
@@ -38,12 +39,24 @@ def run_chart(run: Run, metric: str | None = None, over: Over = "time") -> alt.L
     axes = {"time": Axis("time", f"time, {unit}", ".4~r"), "round": Axis("round", "round", "~d", whole=True)}
     if over not in axes:
         raise SafaError(f"over must be time or round, not {over!r}")
-    other = axes["round" if over == "time" else "time"]
-    chart = figures.lines(rows, axes[over], Axis("score", metric, ".4~r"), also=[other])
+    x, other = (axes["time"], axes["round"]) if over == "time" else (axes["round"], axes["time"])
+    goal = _goal(run, metric, None if over == "round" else size)
+    return _own_width(figures.lines(rows, x, Axis("score", metric, ".4~r"), also=[other], target=goal))
+
+
+def _goal(run: Run, metric: str, size: float | None) -> tuple[float, float | None, str] | None:
+    """The target of a run if it is one of this metric: its value, where it was reached, and that in words.
+
+    That is a time in units of so many seconds, or a round.
+    """
     target = run.settings.target
-    if target and target.metric == metric:
-        chart = _with_target(chart, target, _reached(run, target, size, unit))
-    return _own_width(chart)
+    if target is None or target.metric != metric:
+        return None
+    at_s, number, _ = reached(run.records(), target).values()
+    if at_s is None:
+        return target.value, None, ""
+    place = number if size is None else at_s / size
+    return target.value, place, f"reached after {duration(at_s)}, in round {number}"
 
 
 def _metric(metric: str | None, run: Run) -> str:
@@ -56,21 +69,6 @@ def _metric(metric: str | None, run: Run) -> str:
     return metric
 
 
-def _with_target(chart: alt.LayerChart, target: Target, said: str = "") -> alt.LayerChart:
-    """The chart with a dashed line at the target, and words on it."""
-    base = alt.Chart(alt.InlineData(values=[{"target": target.value, "said": said or f"target {target}"}]))
-    base = base.encode(y=alt.Y("target:Q", title=target.metric, scale=alt.Scale(zero=False)))
-    line = base.mark_rule(strokeDash=[4, 3], color=_SOFT)
-    words = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, color=_SOFT)
-    return cast(alt.LayerChart, alt.layer(chart, line, words.encode(x=alt.value(0), text="said:N")))
-
-
-def _reached(run: Run, target: Target, size: float, unit: str) -> str:
-    """Whether and when a run reached its target, in a few words."""
-    at_s = reached(run.records(), target)["time_to_target_s"]
-    return f"{target}: " + ("not reached" if at_s is None else f"reached after {number(at_s / size)} {unit}")
-
-
 def clients_chart(run: Run) -> alt.LayerChart:
     """What every client did in every round: a row a client, those whose updates took the least time on top.
 
@@ -80,17 +78,12 @@ def clients_chart(run: Run) -> alt.LayerChart:
     order = np.argsort(np.where(np.isnan(took_s), np.inf, took_s), kind="stable")
     if not len(order):
         raise SafaError("no round of this run is finished, so there is nothing to draw")
-    cells = client_map(run.records(), _spread(order, _MAP_CLIENTS))
+    cells = client_map(run.records(), spread(order, _MAP_CLIENTS))
     shown = cells.rows(np.arange(0, len(cells.rounds), -(-len(cells.rounds) // _MAP_ROUNDS)))
     chart = figures.client_map(shown, [str(client) for client in shown.clients], ("fastest", "slowest"))
     for over in chart.layer[1:]:
         over.encoding.stroke = alt.value(_INK)
     return _own_width(chart)
-
-
-def _spread(items: Any, most: int) -> Any:
-    """At most that many items, evenly spread."""
-    return items if len(items) <= most else items[np.linspace(0, len(items) - 1, most).round().astype(np.int64)]
 
 
 def curves_chart(curves: Mapping[str, Sequence[Curve]], metric: str, target: Target | None = None) -> alt.LayerChart:
@@ -110,8 +103,9 @@ def curves_chart(curves: Mapping[str, Sequence[Curve]], metric: str, target: Tar
         series="setting",
         names=list(curves),
         band=("lowest", "highest"),
+        target=(target.value, None, "") if target and target.metric == metric else None,
     )
-    return _own_width(_with_target(chart, target) if target and target.metric == metric else chart, list(curves))
+    return _own_width(chart, list(curves))
 
 
 def _means(name: str, seeds: Sequence[Curve], size: float) -> list[dict[str, Any]]:

@@ -78,7 +78,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 
 SHOWN: dict[str, set[str]] = {
     "safa.runs.folder": {"safa.report.cards", "safa.report.plots"},
-    "safa.experiments.compare": {"safa.report.cards"},
     "safa.experiments.results": {"safa.report.cards", "safa.report.plots"},
 }  # fmt: skip
 """Module -> the modules of a later room that its methods import when they are called, and it may not import otherwise.

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import safa
+from safa.analysis.compare import by_setting
 from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
-from safa.experiments.compare import by_setting
 from safa.experiments.sweep import _listed
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

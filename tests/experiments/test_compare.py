@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from safa.analysis import Target
+from safa.analysis.compare import Best, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.analysis.statistics import mean_interval
 from safa.cli.program import main
 from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
-from safa.experiments.compare import Best, Setting, by_setting, rank_by_metric, rank_by_target
 
 TARGET = Target("accuracy", 0.8)
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from safa.paper.bias import bias_report
 from safa.paper.collect import Results, collect
 from safa.paper.grid import job
 from safa.paper.reproduction import write_reproduction
-from safa.report import run_page, sweep_page
-from safa.report.page import OUTSIDE, Cell, Section, Table, render
+from safa.report import run_page, run_sections, sweep_page
+from safa.report.page import OUTSIDE, Cell, Section, Table, blocks_of, render
 from tests.programs import chromium
 from tests.report.making import learnt, simulated
-from tests.report.test_pages import sweep
+from tests.report.test_pages import map_of, sweep
 
 pytestmark = pytest.mark.slow
 
 Open = Callable[..., Page]
+RUN = learnt(simulated(rounds=20, lag_tolerance=2))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +50,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ["a10", Cell("no", -1)],
     ]
     pages = {
-        "run": run_page(learnt(simulated(rounds=20, lag_tolerance=2))),
-        "wide": run_page(simulated("kdd99", rounds=100)),
+        "run": run_page(RUN),
+        "wide": run_page(learnt(simulated("kdd99", rounds=100))),
         "sweep": sweep_page(rows),
         "table": render(
             "A table", "To be sorted.", [Section("Table", [Table(["name", "n"], cells, caption="Some rows")])]
@@ -81,10 +85,12 @@ def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
         asked.append(route.request.url)
         route.abort()
 
-    def open_one(name: str, *, width: int = 1280, scheme: str = "light") -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    def open_one(name: str, *, width: int = 1280, scheme: str = "light", script: str = "", **options: Any) -> Page:
+        options |= {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+        context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
+        page.add_init_script(script)
         page.set_default_timeout(15_000)
         page.route(lambda url: not url.startswith("file:"), refuse)
         page.on("request", lambda request: asked.append(request.url))
@@ -101,11 +107,8 @@ def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
     assert {url for url in asked if not url.startswith("data:")} <= {path.as_uri() for path in files.values()}
 
 
-def draw_all(page: Page) -> None:
-    """Scroll through the page until every chart is drawn."""
-    for place in range(page.locator(".chart").count()):
-        page.locator(".chart").nth(place).evaluate("box => box.scrollIntoView()")
-        page.wait_for_function("place => document.querySelectorAll('.chart')[place].dataset.drawn", arg=place)
+def unfold(page: Page) -> None:
+    page.locator("details").evaluate_all("parts => parts.forEach((part) => { part.open = true; })")
 
 
 def column(page: Page, place: int = 1) -> list[str]:
@@ -119,12 +122,12 @@ def column(page: Page, place: int = 1) -> list[str]:
 @pytest.mark.parametrize("name", ["run", "sweep", "reproduction"])
 def test_a_page_is_drawn_whole(open_page: Open, name: str, width: int, scheme: str) -> None:
     page = open_page(name, width=width, scheme=scheme)
-    draw_all(page)
     looks = set(page.locator(".chart").evaluate_all("boxes => boxes.map(box => box.dataset.drawn)"))
     assert looks == {scheme + (" narrow" if width == 390 else "")}
     widths = page.locator(".chart svg, .chart canvas").evaluate_all("all => all.map(one => one.clientWidth)")
     assert len(widths) == page.locator(".chart").count()
     assert min(widths) > 300
+    unfold(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out
     sizes = page.locator(".chart").evaluate_all("boxes => boxes.map(box => [box.scrollWidth, box.clientWidth])")
     assert all(inside <= room for inside, room in sizes)
@@ -149,10 +152,8 @@ def test_a_page_follows_the_colour_scheme(open_page: Open) -> None:
 @pytest.mark.parametrize("name", ["run", "wide"])
 def test_the_map_answers_to_the_mouse(open_page: Open, name: str) -> None:
     page = open_page(name)
-    chart = page.locator(".chart[data-renderer=canvas]")
-    chart.evaluate("box => box.scrollIntoView()")
-    page.wait_for_selector(".chart[data-renderer=canvas][data-drawn] canvas")
-    canvas = chart.locator("canvas")
+    canvas = page.locator(".chart[data-renderer=map] canvas")
+    canvas.evaluate("canvas => canvas.scrollIntoView()")
     size = canvas.bounding_box()
     assert size is not None
     for place in range(40):  # over cells until one is met whose update came in
@@ -161,17 +162,119 @@ def test_the_map_answers_to_the_mouse(open_page: Open, name: str) -> None:
         if re.search(r"arrived\s+[\d,.]+ s", told):
             break
     assert re.search(
-        r"client\s+\d+\s+round\s+\d+\s+what happened\s+(picked|undrafted)\s+base version\s+\d+\s+arrived", told
+        r"client\s+\d+\s+round\s+\d+\s+what happened\s+(picked|undrafted)\s+versions behind\s+\d+\s+arrived\s+.* into",
+        told,
     )
     page.mouse.move(size["x"] + size["width"] / 2, size["y"] - 30)
     page.wait_for_selector("#tip", state="hidden")
+
+
+def story(page: Page) -> dict[str, str]:
+    """The story of a client: the numbers on its cards, by name."""
+    cards = page.locator(".story .facts > div").all()
+    return {card.locator("dt").inner_text().split("\n")[0]: card.locator("dd").first.inner_text() for card in cards}
+
+
+def test_a_click_on_the_map_tells_the_story_of_a_client(open_page: Open) -> None:
+    page = open_page("run")
+    assert story(page) == {}
+    canvas = page.locator(".chart[data-renderer=map] canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.click(position={"x": 300, "y": 100})
+    row = int(page.locator(".client select").input_value())
+    chart = map_of(run_page(RUN))
+    facts = {fact["name"]: fact["values"][row] for fact in chart["facts"]}
+    assert story(page) == facts
+    assert page.locator(".story svg rect").count() == 20
+    assert "over the rounds" in str(page.locator(".story svg").get_attribute("aria-label"))
+
+
+def test_the_keyboard_chooses_a_client(open_page: Open) -> None:
+    page = open_page("run")
+    assert not page.locator(".chosen").is_visible()
+    page.get_by_label("the story of client").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert page.locator(".client select").input_value() == "2"
+    third = story(page)
+    assert page.locator(".chosen").is_visible()
+    page.keyboard.press("ArrowDown")
+    assert story(page) != third
+
+
+def test_an_open_page_grows(open_page: Open) -> None:
+    """Blocks that have changed are replaced; what the reader did stays, and nothing else is touched."""
+    shorter = replace(RUN, summary=None, held_records=RUN.held_records[:12])
+    page = open_page("run")
+    page.locator(".client select").select_option("4")
+    page.locator("details", has_text="Settings").locator("summary").click()
+    page.get_by_label("Filter").fill("clients")
+    page.get_by_label("Filter").focus()
+    page.evaluate("scrollTo(0, 300)")
+    page.evaluate("window.before = [...document.querySelectorAll('[data-block]')]")
+    assert page.evaluate("blocks => window.safa.update(blocks)", blocks_of(run_sections(shorter)))
+    page.get_by_text("This run is not finished: 12 of 20 rounds").wait_for()
+    assert page.locator(".story svg rect").count() == 12
+    assert page.locator(".chosen").is_visible()
+    replaced = page.evaluate("before.filter((block) => !block.isConnected).map((block) => block.dataset.block)")
+    assert {"result-0", "result-1", "result-2", "clients-0"} <= set(replaced)
+    assert page.locator(".table").get_attribute("data-block") not in replaced
+    assert page.evaluate("document.activeElement.value") == "clients"
+    assert page.evaluate("scrollY") == 300
+    assert page.locator("details[open]").count() == 1
+    assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count()
+    assert not page.evaluate("window.safa.update({'no-such-block': '<p></p>'})")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nobody_is_kept_out(open_page: Open, width: int, scheme: str) -> None:
+    """What axe-core calls serious or critical, with everything opened."""
+    page = open_page("run", width=width, scheme=scheme, bypass_csp=True)
+    unfold(page)
+    page.locator(".client select").select_option("4")
+    found = Axe().run(page).response["violations"]
+    assert [problem["id"] for problem in found if problem["impact"] in ("serious", "critical")] == []
+
+
+LOOK = """
+window.tasks = [];
+new PerformanceObserver((list) => tasks.push(...list.getEntries().map((task) => task.duration)))
+  .observe({ type: "longtask" });
+new MutationObserver((changes, watcher) => { window.seen = performance.now(); watcher.disconnect(); })
+  .observe(document, { subtree: true, attributeFilter: ["data-drawn"] });
+"""
+
+
+def test_a_page_of_500_clients_and_100_rounds_answers_at_once(open_page: Open) -> None:
+    page = open_page("wide", script=LOOK)
+    loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert page.evaluate("window.seen") - loaded < 1000
+    page.evaluate("tasks.length = 0")
+    for _ in range(10):
+        page.mouse.wheel(0, 300)
+        page.evaluate("new Promise(requestAnimationFrame)")
+    page.locator(".chart[data-renderer=map] canvas").click(position={"x": 300, "y": 100})
+    assert story(page)
+    assert max(page.evaluate("tasks"), default=0) < 200
+
+
+def test_a_page_of_a_million_updates_opens(open_page: Open, files: dict[str, Path]) -> None:
+    path = files["run"].with_name("million.html")
+    files["million"] = path
+    path.write_text(run_page(learnt(simulated("mnist", clients=1000, rounds=1000))), encoding="utf-8")
+    assert path.stat().st_size < 20e6
+    page = open_page("million")
+    assert page.evaluate("performance.now()") < 3000
+    page.locator(".client select").select_option("999")
+    assert page.locator(".story svg rect").count() == 1000
 
 
 def test_a_curve_answers_to_the_mouse(open_page: Open) -> None:
     page = open_page("run")
     point = page.locator(".chart").first.locator("svg .mark-symbol path").nth(5)
     point.hover(force=True)
-    assert re.search(r"round\s+6\s+accuracy\s+0\.9", page.locator("#tip").inner_text())
+    assert re.search(r"accuracy\s+0\.9\d+\s+round\s+6", page.locator("#tip").inner_text())
 
 
 def test_a_chart_can_be_saved(open_page: Open) -> None:
@@ -179,7 +282,7 @@ def test_a_chart_can_be_saved(open_page: Open) -> None:
     for kind in ("SVG", "PNG"):
         with page.expect_download() as download:
             page.locator("figure").first.get_by_role("button", name=f"as {kind}").click()
-        assert download.value.suggested_filename == f"accuracy-over-rounds.{kind.lower()}"
+        assert download.value.suggested_filename == f"accuracy-over-virtual-time.{kind.lower()}"
 
 
 def test_a_table_sorts_by_mouse(open_page: Open) -> None:
@@ -230,8 +333,9 @@ def test_the_first_key_leads_to_the_content(open_page: Open) -> None:
 
 def test_a_page_has_landmarks_and_words_for_its_charts(open_page: Open) -> None:
     page = open_page("run")
-    for role in ("banner", "main", "navigation", "contentinfo"):
+    for role in ("banner", "main", "contentinfo"):
         assert page.get_by_role(role).count() == 1
+    assert open_page("reproduction").get_by_role("navigation").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"
     names = page.locator(".chart").evaluate_all("boxes => boxes.map(box => box.getAttribute('aria-label'))")
     assert all(len(name) > 30 for name in names)
@@ -242,6 +346,7 @@ def test_paper_is_light_and_has_every_chart(open_page: Open) -> None:
     page.emulate_media(media="print")
     page.wait_for_selector("html[data-printable]", state="attached")
     assert page.locator(".chart[data-drawn=paper]").count() == page.locator(".chart").count()
+    assert page.locator("details:not([open])").count() == 0
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for gone in (".filter", ".save", ".skip"):
         assert not page.locator(gone).first.is_visible()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
-__all__ = ["Curve"]
+__all__ = ["Curve", "mean_curve"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Curve:
 
     def at(self, time_s: float) -> float | None:
         """The value at a time; None before the first."""
-        known = [value for time, value in zip(self.times_s, self.values, strict=True) if time <= time_s]
-        return known[-1] if known else None
+        known = bisect_right(self.times_s, time_s)
+        return self.values[known - 1] if known else None
 
     def mean(self, until_s: float) -> float:
         """The mean over the time from 0 to `until_s`.
@@ -59,3 +61,20 @@ class Curve:
             met = now >= value if self.higher else now <= value
             since = (time if since is None else since) if met and time <= until_s else None
         return None
+
+
+def mean_curve(
+    curves: Sequence[Curve], until_s: float, *, points: int = 120
+) -> list[tuple[float, float, float, float]]:
+    """Times, and the mean, the lowest and the highest of several curves then; a curve keeps its last value.
+
+    It begins when all curves have a value, and leaves out times at which one of them is not finite.
+    """
+    changes = sorted({time for curve in curves for time in curve.times_s if time <= until_s} | {until_s})
+    times = [*changes[:: -(-len(changes) // points)][:-1], until_s]
+    found = [(time, [value for curve in curves if (value := curve.at(time)) is not None]) for time in times]
+    return [
+        (time, fmean(values), min(values), max(values))
+        for time, values in found
+        if len(values) == len(curves) > 0 and all(map(math.isfinite, values))
+    ]

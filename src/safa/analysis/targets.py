@@ -11,7 +11,7 @@ from typing import Any
 from safa.errors import SafaError, did_you_mean
 from safa.protocol.records import RoundRecord
 
-__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached", "target_words"]
+__all__ = ["TARGET_METRICS", "Reached", "Target", "higher_is_better", "reached", "target_words", "time_to_target"]
 
 TARGET_METRICS: dict[str, str] = {
     "time_to_target_s": "when the target was reached, and then held",
@@ -50,10 +50,6 @@ class Target:
     def __str__(self) -> str:
         return f"{self.metric}={self.value:g}" + (f",held={self.held}" if self.held > 1 else "")
 
-    def is_met(self, record: RoundRecord) -> bool:
-        """Whether the model of a round that was evaluated is at the target."""
-        return record.loss is not None and self.is_met_by({"loss": record.loss, **record.metrics})
-
     def is_met_by(self, scores: Mapping[str, float]) -> bool:
         """Whether loss and metrics, by name, are at the target."""
         value = scores.get(self.metric)
@@ -86,13 +82,18 @@ class Reached:
     def add(self, record: RoundRecord) -> None:
         """Take in the next round."""
         self._bytes += record.bytes_down + record.bytes_up
-        if self.held or record.loss is None:
+        if record.loss is not None:
+            self.evaluated({"loss": record.loss, **record.metrics}, record.closed_s, record.round)
+
+    def evaluated(self, scores: Mapping[str, float], at_s: float, number: int = 0) -> None:
+        """Take in loss and metrics, by name, of the next model that was evaluated."""
+        if self.held:
             return
-        if not self.target.is_met(record):
+        if not self.target.is_met_by(scores):
             self._row, self._since = 0, None
             return
         self._row += 1
-        self._since = self._since or (record.closed_s, record.round, self._bytes)
+        self._since = self._since or (at_s, number, self._bytes)
         self.held = self._row >= self.target.held
 
     def values(self) -> dict[str, Any]:
@@ -109,6 +110,15 @@ def target_words(target: Target | None, values: Mapping[str, Any]) -> str:
     if number is None:
         return f"The target {target} was not reached."
     return f"The target {target} was reached in round {number}, after {at_s:,.0f} s."
+
+
+def time_to_target(evaluations: Iterable[tuple[float, Mapping[str, float]]], target: Target) -> float | None:
+    """When a target was reached, and then held, by models whose times and scores these are; None if never."""
+    follower = Reached(target)
+    for at_s, scores in evaluations:
+        follower.evaluated(scores, at_s)
+    found: float | None = follower.values()["time_to_target_s"]
+    return found
 
 
 def reached(records: Iterable[RoundRecord], target: Target) -> dict[str, Any]:

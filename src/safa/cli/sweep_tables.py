@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from safa.analysis.compare import Best, Setting, Standing
 from safa.analysis.statistics import Interval
-from safa.experiments.compare import Best, Setting, Standing
 
 __all__ = ["print_best", "print_settings"]
 

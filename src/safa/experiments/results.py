@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safa.analysis import METRICS, TARGET_METRICS, Curve, Target, higher_is_better, reached
+from safa.analysis.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.errors import SafaError
-from safa.experiments.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.runs import Run
 from safa.runs.frames import frame
 from safa.runs.sweep_folder import SweepFolder
-from safa.runs.table import parsed_row, read_cells
+from safa.runs.table import parsed_row, read_cells, row_of
 
 if TYPE_CHECKING:
     import altair as alt
 
-__all__ = ["Sweep", "best", "load_sweep", "read_rows", "row_of"]
+__all__ = ["Sweep", "best", "load_sweep", "read_rows"]
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ class Sweep:
     def _repr_html_(self) -> str:
         from safa.report.cards import sweep_card
 
-        answers = [self._answer(task) for task in self.tasks]
-        return sweep_card(f"Sweep on {', '.join(self.tasks)}", self._planned(), answers)
+        return sweep_card(f"Sweep on {', '.join(self.tasks)}", self._planned(), list(map(self._answer, self.tasks)))
 
     def __repr__(self) -> str:
         return f"<Sweep on {', '.join(self.tasks)}, {self._planned()}>"
@@ -130,14 +129,12 @@ class Sweep:
         parts = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items()]
         return f"{len(self.rows)} runs: {' x '.join(parts)}"
 
-    def _answer(self, task: str) -> str:
-        """The card of the best setting on a task; the reason where there is none."""
+    def _answer(self, task: str) -> Best | str:
+        """The best setting on a task, or why there is none."""
         try:
-            return self.best(task=task)._repr_html_()
+            return self.best(task=task)
         except SafaError as error:
-            from safa.report.cards import sentence
-
-            return sentence(str(error))
+            return str(error)
 
     def _curve(self, number: int, metric: str | None) -> Curve:
         """A metric over the time of a run, from its records, or as it was kept."""
@@ -178,8 +175,7 @@ def _directions(row: Row) -> dict[str, str]:
 
 
 def _curve_of(run: Run, metric: str, *, higher: bool) -> Curve:
-    scored = [(r.closed_s, {"loss": r.loss, **r.metrics}) for r in run.records() if r.loss is not None]
-    found = [(at_s, scores[metric]) for at_s, scores in scored if metric in scores]
+    found = [(at_s, scores[metric]) for at_s, scores in run.evaluations() if metric in scores]
     return Curve([at_s for at_s, _ in found], [value for _, value in found], higher)
 
 
@@ -212,13 +208,6 @@ def _read_table(path: Path) -> list[Row]:
         if isinstance(row[name], str | bool):
             raise SafaError(f"{where}: {name} must be a number or nothing, not {row[name]!r}")
     return [row for _, row in rows]
-
-
-def row_of(run: Run) -> Row:
-    """The row of a finished run: settings and metrics."""
-    numbers = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
-    summary = {k: numbers.get(v, v) if isinstance(v, str) else v for k, v in (run.summary or {}).items()}
-    return run.settings.values() | summary
 
 
 def read_rows(path: Path, names: Sequence[str]) -> list[list[str]]:

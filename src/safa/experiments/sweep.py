@@ -19,7 +19,7 @@ import numpy as np
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
 from safa.experiments.engines import Engine, LocalEngine, make_engine
-from safa.experiments.results import Sweep, load_sweep, read_rows, row_of
+from safa.experiments.results import Sweep, load_sweep, read_rows
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end, trainer_name
 from safa.experiments.stack import group_runs, run_side_by_side
 from safa.fleet import check_sizes
@@ -29,7 +29,7 @@ from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
 from safa.runs.sweep_folder import Keep, SweepFolder, finish_run, unfinished_path, write_run
-from safa.runs.table import csv_line, parsed_row
+from safa.runs.table import csv_line, parsed_row, row_of
 from safa.runs.values import COLUMNS
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task

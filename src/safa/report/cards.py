@@ -7,24 +7,24 @@ seen on white and on black; everything else has the notebook's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from safa.analysis import Curve, Metrics, target_words
+from safa.analysis.compare import Best, Standing
 from safa.report.run import run_heading
 from safa.report.words import capital, counted, duration, label, number, percent
 from safa.runs import Run
 from safa.runs.settings import Settings
 
-__all__ = ["answer_card", "run_card", "sentence", "sweep_card"]
+__all__ = ["run_card", "sweep_card"]
 
 _MOST_ROWS = 12
 _FRAME = "font:13px/1.5 system-ui,sans-serif;max-width:60em;overflow-x:auto"
 _FAINT = "opacity:.75"
 _TABLE = "font:inherit;border-collapse:collapse;margin:.4em 0"
 _CELL = "text-align:left;white-space:nowrap;padding:.15em 1.4em .15em 0;border-bottom:1px solid #8888"
-_NUMBERS = ("geometric_time_to_target_s", "times_as_long", "mean", "worse_by")
 _WIDTH, _HEIGHT = 240, 48
 _CURVE = "#3b8bd0"
 
@@ -39,7 +39,11 @@ def run_card(run: Run) -> str:
     title, words = run_heading(run)
     facts = _facts(settings, metrics) if rounds else {}
     reached = target_words(settings.target, metrics.values())
-    parts = [_table(list(facts), [list(facts.values())] if facts else []), sentence(reached), _sparkline(metrics.curve)]
+    parts = [
+        _table(list(facts), [list(facts.values())] if facts else []),
+        _sentence(reached),
+        _sparkline(metrics.curve),
+    ]
     return _card(title, f"{words}{_state(run, rounds)}", parts)
 
 
@@ -82,38 +86,33 @@ def _scaled(values: Sequence[float], length: float) -> list[float]:
     return [length * (value - low) / ((high - low) or 1.0) for value in values]
 
 
-def sweep_card(title: str, planned: str, answers: Sequence[str]) -> str:
-    """The card of a sweep: its plan in words, and the cards of its answers."""
-    return _card(title, planned, answers)
+def sweep_card(title: str, planned: str, answers: Sequence[Best | str]) -> str:
+    """The card of a sweep: its plan in words, and for every task the answer, or why there is none."""
+    parts = [_sentence(one) if isinstance(one, str) else _answer(one) for one in answers]
+    return _card(title, planned, parts)
 
 
-def answer_card(sentences: Sequence[str], answer: Mapping[str, Any]) -> str:
-    """Which setting is the best, in words, and where the others stand; `answer` is that of `Best.to_json`."""
-    titles = [*answer["settings"][0]["setting"], *_titles(answer)]
-    ranked = [
-        [*standing["setting"].values(), *_standing(standing, answer["seeds"], is_first=not place)]
-        for place, standing in enumerate(answer["settings"])
-    ]
-    left = len(ranked) - _MOST_ROWS
-    more = [sentence(f"... and {left} more")] if left > 0 else []
-    return "".join([*map(sentence, sentences), _table(titles, ranked[:_MOST_ROWS]), *more])
+def _answer(best: Best) -> str:
+    """Which setting is the best, in words, and where the others stand."""
+    numbers = ("time to target, s", "times as long") if best.target else (f"last {best.metric}", "worse by")
+    titles = [*best.first.values, "seeds", *numbers, "95% interval", "told from the first"]
+    ranked = [_standing(standing, best) for standing in best.standings[:_MOST_ROWS]]
+    left = len(best.standings) - len(ranked)
+    more = [f"... and {left:,} more"] if left else []
+    return "".join([*map(_sentence, best.sentences()), _table(titles, ranked), *map(_sentence, more)])
 
 
-def _titles(answer: Mapping[str, Any]) -> list[str]:
-    numbers = (
-        (f"last {answer['metric']}", "worse by") if answer["target"] is None else ("time to target, s", "times as long")
-    )
-    return ["seeds", *numbers, "95% interval", "told from the first"]
-
-
-def _standing(standing: Mapping[str, Any], seeds: int, *, is_first: bool) -> list[Any]:
-    """A row of the answer, behind what distinguishes the setting."""
-    numbers = [standing[name] for name in _NUMBERS if name in standing]
-    reached = f"{standing['reached']} of {seeds}" if "reached" in standing else seeds
-    if is_first:
-        return [reached, numbers[0], "", "", ""]
-    interval, told = standing["interval"], "yes" if standing["is_told_from_first"] else "no"
-    return [reached, *numbers, f"{number(interval[0])} to {number(interval[1])}" if interval else "", told]
+def _standing(standing: Standing, best: Best) -> list[Any]:
+    """A row of the answer."""
+    setting, behind = standing.setting, standing.behind
+    seeds = f"{setting.reached} of {best.seeds}" if best.target else best.seeds
+    shown = [*setting.values.values(), seeds, standing.value]
+    if setting is best.first:
+        return [*shown, "", "", ""]
+    told = "yes" if standing.is_told else "no"
+    if behind is None:
+        return [*shown, "", "", told]
+    return [*shown, behind.mean, "" if behind.low is None else f"{behind.low:.3g} to {behind.high:.3g}", told]
 
 
 def _card(title: str, line: str, parts: Sequence[str]) -> str:
@@ -121,8 +120,7 @@ def _card(title: str, line: str, parts: Sequence[str]) -> str:
     return f'<div style="{_FRAME}">{head}{"".join(parts)}</div>'
 
 
-def sentence(text: str) -> str:
-    """A line of a card; nothing for no text."""
+def _sentence(text: str) -> str:
     return f"<div>{escape(text)}</div>" if text else ""
 
 

@@ -54,28 +54,35 @@ class Clients:
 
     def facts(self, chosen: Ids) -> list[dict[str, Any]]:
         """The story of each of these clients in numbers, to be shown as cards."""
-        place = np.empty(len(self.order), dtype=np.int64)
-        place[self.order] = np.arange(1, len(self.order) + 1)
+        totals, every = self.totals, len(self.order)
         came, refused, crashed, over = (
-            of_all(total, len(self.order))[chosen].astype(np.int64).tolist()
-            for total in (self.totals.came_in, self.totals.refused, self.totals.crashed, self.totals.started_over)
+            of_all(total, every)[chosen].astype(np.int64).tolist()
+            for total in (totals.came_in, totals.refused, totals.crashed, totals.started_over)
         )
-        behind = self.totals.mean_lag(len(self.order))[chosen].tolist()
-        took = [f"{duration(took_s)} for an update" if took_s >= 0 else "" for took_s in self.took_s[chosen].tolist()]
-        ranks = [f"place {rank:,} of {len(self.order):,}, the fastest first" for rank in place[chosen].tolist()]
-        speeds = [] if self.speeds is None else [f"{number(speed)} batches/s" for speed in self.speeds[chosen].tolist()]
-        sizes = [] if self.sizes is None else [counted(int(size), "sample") for size in self.sizes[chosen].tolist()]
-        merged = self.merged[chosen].tolist()
+        sizes = np.full(every, np.nan) if self.sizes is None else self.sizes
+        behind = totals.mean_lag(every)[chosen].tolist()
         return [
-            _card("Speed", speeds or [text or "unknown" for text in took],
-                  [f"{text}; {rank}" if speeds and text else rank for text, rank in zip(took, ranks, strict=True)]),
-            _card("Data", sizes or ["unknown"] * len(chosen), column="n_k"),
-            _card("Updates merged", map(number, merged), [f"of {number(count)} that came in" for count in came]),
+            self._speed(chosen),
+            _card("Data", [_known_as(size, "samples") for size in sizes[chosen].tolist()], column="n_k"),
+            _card("Updates merged", map(number, self.merged[chosen].tolist()), [f"of {n:,} that came in" for n in came]),
             _card("Updates refused", map(number, refused)),
             _card("Versions behind", [number(lag) or "none came in" for lag in behind], ["on average"] * len(chosen)),
-            _card("Work cut short", [counted(count, "time") for count in crashed],
-                  [f"and started over {counted(count, 'time')}" if count else "" for count in over]),
+            _card("Work cut short", [counted(n, "time") for n in crashed],
+                  [f"and started over {counted(n, 'time')}" if n else "" for n in over]),
         ]  # fmt: skip
+
+    def _speed(self, chosen: Ids) -> dict[str, Any]:
+        """Mini-batches per second where they are known, and the time for an update."""
+        ranks = [f"place {rank + 1:,} of {len(self.order):,}" for rank in np.argsort(self.order)[chosen].tolist()]
+        took = ["" if np.isnan(took_s) else duration(took_s) for took_s in self.took_s[chosen].tolist()]
+        if self.speeds is None:
+            return _card("Time for an update", [text or "unknown" for text in took], ranks)
+        also = [f"{text} for an update; {rank}" if text else rank for text, rank in zip(took, ranks, strict=True)]
+        return _card("Speed", [_known_as(speed, "batches/s") for speed in self.speeds[chosen].tolist()], also)
+
+
+def _known_as(value: float, unit: str) -> str:
+    return f"{number(value)} {unit}" if number(value) else "unknown"
 
 
 def _card(name: str, values: Any, meanings: Sequence[str] = (), column: str = "") -> dict[str, Any]:
@@ -180,4 +187,4 @@ def _packed(cells: ClientMap, step_s: float) -> str:
     arrivals = np.where(np.isnan(into), _MISSING, into.round())
     states = cells.state | np.where(cells.deprecated, _OVER, 0)
     parts = [lags.T.astype("<u2"), arrivals.T.astype("<u2"), states.T.astype("u1")]
-    return base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 9)).decode()
+    return base64.b64encode(zlib.compress(b"".join(part.tobytes() for part in parts), 4)).decode()

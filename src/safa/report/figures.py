@@ -18,11 +18,12 @@ import numpy as np
 import vl_convert
 
 from safa.analysis.client_map import ClientMap, State
+from safa.report.words import protocol_name
 from safa.runs import write_atomically
 
 __all__ = [
-    "PROTOCOLS", "RECOLOURED", "STATES", "THEMES", "Axis", "Style", "bars", "client_map", "dots", "lines", "save",
-    "specification", "styles",
+    "BACK", "INK", "PROTOCOLS", "RAMP", "RECOLOURED", "SOFT", "STATES", "THEMES", "Axis", "Style", "bars",
+    "client_map", "dots", "lines", "save", "specification", "styles",
 ]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
@@ -50,6 +51,7 @@ PROTOCOLS: dict[str, Style] = {
 }
 """How each protocol is drawn, everywhere."""
 
+_NAMED = PROTOCOLS | {protocol_name(name): style for name, style in PROTOCOLS.items()}
 _OTHERS = [*PROTOCOLS.values(), Style("#1b212b", (7, 3), "circle")]
 
 STATES: dict[State, tuple[str, str]] = {
@@ -69,8 +71,15 @@ RECOLOURED: dict[str, str] = {
     "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
     "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
     "#7a5c00": "#c7a54a", "#7b3fa0": "#b98ad9",
+    "#dd7a00": "#ffb84d", "#cf3f17": "#ff8a65", "#b3246e": "#f783b5", "#7636c4": "#b592f7", "#2f5fd0": "#7fa8ff",
+    "#0b7f8c": "#4fd0dd", "#1f6f3f": "#5fcf8a",
 }  # fmt: skip
 """The colours of the light theme, and those of the dark theme for them."""
+
+INK, SOFT, BACK = _INK, _SOFT, _BACK
+"""The colours of text, of less important text, and of the page."""
+RAMP = ("#dd7a00", "#cf3f17", "#b3246e", "#7636c4", "#2f5fd0", "#0b7f8c", "#1f6f3f")
+"""Colours for numbers, from low to high."""
 
 
 def _theme(ink: str, soft: str, line: str, back: str) -> dict[str, Any]:
@@ -147,11 +156,11 @@ def _longest_label(spec: Any) -> int:
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
     """A style for every series: a protocol has its own, the others share the rest, in turn."""
-    if all(name in PROTOCOLS for name in names):
-        return {name: PROTOCOLS[name] for name in PROTOCOLS if name in names}
-    taken = [PROTOCOLS[name] for name in names if name in PROTOCOLS]
+    if all(name in _NAMED for name in names):
+        return {name: _NAMED[name] for name in _NAMED if name in names}
+    taken = [_NAMED[name] for name in names if name in _NAMED]
     left = itertools.cycle([style for style in _OTHERS if style not in taken])
-    return {name: PROTOCOLS[name] if name in PROTOCOLS else next(left) for name in names}
+    return {name: _NAMED[name] if name in _NAMED else next(left) for name in names}
 
 
 @dataclass(frozen=True)
@@ -237,21 +246,25 @@ def lines(
     if points:
         dot = coloured.mark_point(filled=True, size=55, opacity=1, **plain).encode(y=_y(y))
         layers.append(dot.encode(shape=_by(alt.Shape, series, looks, "shape", points)) if series else dot)
-    layers += _target_layers(*target) if target else []
+    layers += _target_layers(*target, rising=bool(rows) and rows[0][y.field] < target[0]) if target else []
     layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=shown))
     return _layered(layers, height)
 
 
-def _target_layers(value: float, at: float | None, said: str) -> list[alt.Chart]:
-    """A dashed line at a value to reach, and a mark with a few words at the x where it was reached."""
+def _target_layers(value: float, at: float | None, said: str, rising: bool) -> list[alt.Chart]:
+    """A dashed line at a value to reach, and a mark at the x where it was reached, with words where no curve is."""
     one, y = alt.Chart(_data([{}])), alt.YDatum(value)
     rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
-    text = one.mark_text(text=f"target {value:g}", align="left", dx=4, dy=-8, color=_SOFT, fontSize=12)
+    text = one.mark_text(text=f"target {value:g}", align="left", dx=48, dy=-8, color=_SOFT, fontSize=12)
     layers = [rule, text.encode(x=alt.value(0), y=y)]
     if at is not None:
         there = one.encode(x=alt.XDatum(at), y=y)
         layers.append(there.mark_point(size=130, filled=True, opacity=1, color="#d55e00"))
-        layers.append(there.mark_text(text=said, align="right", dx=8, dy=18, color=_INK, fontSize=12, fontWeight=600))
+        layers.append(
+            there.mark_text(
+                text=said, align="right", dx=8, dy=-14 if rising else 18, color=_INK, fontSize=12, fontWeight=600
+            )
+        )
     return layers
 
 

@@ -14,9 +14,10 @@ from safa.runs.settings import Settings
 __all__ = ["headline"]
 
 
-def headline(settings: Settings, values: Mapping[str, Any], clients: Clients) -> Headline:
+def headline(settings: Settings, values: Mapping[str, Any], clients: Clients, *, finished: bool) -> Headline:
     """How good, how long, how much was wasted, who was left out."""
-    return Headline([_quality(settings, values), _time(settings, values), _wasted(values), _left_out(clients)])
+    time = _time(settings, values, finished)
+    return Headline([_quality(settings, values), time, _wasted(values), _left_out(clients)])
 
 
 def _quality(settings: Settings, values: Mapping[str, Any]) -> Fact:
@@ -31,7 +32,7 @@ def _quality(settings: Settings, values: Mapping[str, Any]) -> Fact:
     return Fact(capital(main), number(last) or "not finite", said, f"last_{main}")
 
 
-def _time(settings: Settings, values: Mapping[str, Any]) -> Fact:
+def _time(settings: Settings, values: Mapping[str, Any], finished: bool) -> Fact:
     """The time to the target; that of all rounds where there is no target."""
     target, length = settings.target, values["round_length_s"]
     whole = duration(values["virtual_time_s"])
@@ -39,7 +40,8 @@ def _time(settings: Settings, values: Mapping[str, Any]) -> Fact:
         return Fact("Time", whole, f"{duration(length)} a round; no target was set", "virtual_time_s")
     wanted = f"{target.metric} of {target.value:g}"
     if values["time_to_target_s"] is None:
-        return Fact("Time to target", "not reached", f"{wanted}, not within {whole}", "time_to_target_s")
+        so_far = "not reached" if finished else "not yet"
+        return Fact("Time to target", so_far, f"{wanted}, not within {whole}", "time_to_target_s")
     said = f"until {wanted} was reached, in round {values['rounds_to_target']:,}"
     return Fact("Time to target", duration(values["time_to_target_s"]), said, "time_to_target_s")
 

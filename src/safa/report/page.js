@@ -132,6 +132,18 @@
     figure.querySelector("figcaption").append(" ", buttons);
   }
 
+  function addOpener(section) {
+    const parts = [...section.children].filter((part) => part.matches("details"));
+    if (parts.length < 2) return;
+    const button = Object.assign(element("button", "Open all"), { type: "button", className: "opener" });
+    button.addEventListener("click", () => {
+      const open = parts.some((part) => !part.open);
+      for (const part of parts) part.open = open;
+      button.textContent = open ? "Close all" : "Open all";
+    });
+    parts[0].before(button);
+  }
+
   // Numbers are sorted by size, texts by the alphabet with numbers inside as numbers; missing values are last.
   const collator = new Intl.Collator("en", { numeric: true });
   function compare(one, two, sign) {
@@ -227,6 +239,7 @@
   }
 
   all("[data-block]:not(details)").forEach(wire);
+  all("section").forEach(addOpener);
   window.safa = { update, drawAll };
   refresh();
 })();

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import altair as alt
 import numpy as np
 
-from safa.analysis import Curve, Target, reached
+from safa.analysis import Curve, Target, mean_curve, reached
 from safa.analysis.client_map import client_map, turnaround_s
 from safa.errors import SafaError, did_you_mean
 from safa.report import figures
@@ -22,7 +22,7 @@ __all__ = ["Over", "clients_chart", "curves_chart", "rows_chart", "run_chart"]
 
 Over = Literal["time", "round"]
 _INK = THEMES["light"]["title"]["color"]
-_WIDTH, _POINTS = 560, 300
+_WIDTH = 560
 _MAP_CLIENTS, _MAP_ROUNDS = 200, 100
 """The most clients and rounds that a map shows."""
 
@@ -52,11 +52,12 @@ def _goal(run: Run, metric: str, size: float | None) -> tuple[float, float | Non
     target = run.settings.target
     if target is None or target.metric != metric:
         return None
-    at_s, number, _ = reached(run.records(), target).values()
+    found = reached(run.records(), target)
+    at_s, in_round = found["time_to_target_s"], found["rounds_to_target"]
     if at_s is None:
         return target.value, None, ""
-    place = number if size is None else at_s / size
-    return target.value, place, f"reached after {duration(at_s)}, in round {number}"
+    place = in_round if size is None else at_s / size
+    return target.value, place, f"reached after {duration(at_s)}, in round {in_round}"
 
 
 def _metric(metric: str | None, run: Run) -> str:
@@ -91,9 +92,12 @@ def curves_chart(curves: Mapping[str, Sequence[Curve]], metric: str, target: Tar
 
     A run that has come to its end keeps its last value.
     """
-    longest = max((curve.times_s[-1] for seeds in curves.values() for curve in seeds if curve.times_s), default=0.0)
-    size, unit = time_unit(longest)
-    rows = [row for name, seeds in curves.items() for row in _means(name, seeds, size)]
+    size, unit = time_unit(max(map(_end_s, curves.values()), default=0.0))
+    rows = [
+        {"setting": name, "time": time / size, "mean": mean, "lowest": low, "highest": high}
+        for name, seeds in curves.items()
+        for time, mean, low, high in mean_curve(seeds, _end_s(seeds))
+    ]
     if not rows:
         raise SafaError(f"no run of this sweep has a finite {metric}, so there is nothing to draw")
     chart = figures.lines(
@@ -108,16 +112,8 @@ def curves_chart(curves: Mapping[str, Sequence[Curve]], metric: str, target: Tar
     return _own_width(chart, list(curves))
 
 
-def _means(name: str, seeds: Sequence[Curve], size: float) -> list[dict[str, Any]]:
-    """The mean, the lowest and the highest of the curves of a setting, from when all of them have a value."""
-    times = sorted({time for curve in seeds for time in curve.times_s})
-    rows = []
-    for time in times[:: -(-len(times) // _POINTS) or 1]:
-        values = [value for curve in seeds if (value := curve.at(time)) is not None and math.isfinite(value)]
-        if len(values) == len(seeds):
-            spread = {"mean": sum(values) / len(values), "lowest": min(values), "highest": max(values)}
-            rows.append({"setting": name, "time": time / size, **spread})
-    return rows
+def _end_s(curves: Sequence[Curve]) -> float:
+    return max((curve.times_s[-1] for curve in curves if curve.times_s), default=0.0)
 
 
 def rows_chart(rows: Sequence[Mapping[str, Any]], x: str, metric: str, series: str) -> alt.LayerChart:

@@ -51,8 +51,9 @@ def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
     clients = clients_of(run, seen.metrics.merged, seen.totals, seen.turnarounds.medians(), speeds)
     time = "virtual time" if run.roster() is None else "time"
     main = _main_figure(seen.rows, run.settings, values, time)
+    numbers = headline(run.settings, values, clients, finished=run.summary is not None)
     return [
-        Section("Result", [state, headline(run.settings, values, clients), main], headed=False),
+        Section("Result", [state, numbers, main], headed=False),
         Section("Clients", [client_figure(run.records(), clients)], headed=False),
         Section("More", [
             Folded("All numbers", [Facts(_facts(values, all_metrics(run.settings.metrics)))]),
@@ -106,9 +107,9 @@ def _state(run: Run, seen: _Seen) -> str:
     """Whether the run is finished, reached its target, and trained a model."""
     words, rounds = "The run came to its end.", len(seen.rows)
     if run.summary is None:
-        words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there. "
-        words += "The figures are those of these rounds." if rounds else "There is nothing to show yet."
-    if said := target_words(run.settings.target, seen.metrics.values()):
+        words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there."
+        words += "" if rounds else " There is nothing to show yet."
+    elif said := target_words(run.settings.target, seen.metrics.values()):
         words += " " + said.replace(" s.", "\N{NO-BREAK SPACE}s.")
     return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
 

@@ -1,204 +1,322 @@
-"""The page of a sweep: many runs side by side."""
+"""The page of a sweep: which setting is first, by how much, how sure that is, and what it costs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from statistics import geometric_mean
+from collections.abc import Sequence
 from typing import Any
 
-from safa.analysis import METRICS, TARGET_METRICS, all_metrics, higher_is_better
+from safa.analysis import TARGET_METRICS, all_metrics
+from safa.analysis.compare import Setting, Standing
+from safa.analysis.statistics import Interval
 from safa.errors import SafaError
 from safa.report import figures
-from safa.report.figures import Axis
-from safa.report.page import BEST, Block, Cell, Column, Fact, Facts, Figure, Section, Table, Words, render
-from safa.report.words import TITLES, capital, number, value_of
-from safa.runs.settings import Settings
-from safa.runs.table import parsed_row, read_cells
+from safa.report.answer import Answer, find_answer, goal
+from safa.report.figures import Axis, Style
+from safa.report.page import (
+    BEST,
+    Block,
+    Cell,
+    Column,
+    Fact,
+    Facts,
+    Figure,
+    Folded,
+    Headline,
+    Section,
+    Table,
+    Words,
+    render,
+)
+from safa.report.plan import Plan, directions, distinct, is_number, short_title, title
+from safa.report.rank_figures import ranks
+from safa.report.setting_figures import MOST, curves, looks
+from safa.report.tables import SCORES, Row
+from safa.report.tradeoff_figures import Tradeoff, time_s, tradeoff
+from safa.report.words import capital, counted, duration, label, number, percent, value_of
 
-__all__ = ["read_table", "sweep_page", "sweep_sections"]
-
-Row = Mapping[str, Any]
+__all__ = ["comparison", "sweep_heading", "sweep_page", "sweep_sections"]
 
 _CURVES = ("sync_ratio", "effective_update_ratio", "futility", "starved")
 _COLUMNS = ("round_length_s", "virtual_time_s", "sync_ratio", "effective_update_ratio", "version_variance", "futility",
             "starved", "fairness")  # fmt: skip
 _TIME = "time_to_target_s"
 _NOT_REACHED = " Only settings are shown with which every run reached it."
-_SCORES = ("best_", "last_", "client_")
-"""How the columns of a model's scores begin; behind that comes the name of a metric."""
-_DIRECTION = "metric."
-"""How the columns begin that say of a metric whether higher or lower is better."""
-_TIME = "time_to_target_s"
-_SERIES, _CHARTED = 8, 4
-"""The most curves in one chart, and the most metrics that have charts."""
+_CHARTED = 4
+"""The most metrics that have charts."""
 
 _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "rounds", "clients", *_COLUMNS)
 """Columns that are needed to distinguish and compare runs."""
-_KINDS = {item.name: str(item.type) for item in fields(Settings)}
 
 
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `results.csv`, numbers as numbers; an incomplete last row is ignored."""
-    (_, names), *lines = read_cells(path) or [("", [])]
-    return [_row(names, cells, where) for where, cells in lines]
+def sweep_page(rows: Sequence[Row], *, target: str | None = None, planned: int | None = None, live: str = "") -> str:
+    """The page of a sweep, from its rows (`read_sweep`).
+
+    `target` is what is to be reached, where that is not the target of the sweep; `planned` is the number of its runs,
+    of which not all may be finished. With the address of a stream of blocks in `live`, an open page follows it.
+    """
+    sections = sweep_sections(rows, target=target)
+    return render(*sweep_heading(rows, planned), sections, live=live)
 
 
-def _row(names: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
-    values = parsed_row(names, cells)
-    for name, value in values.items():
-        _check_kind(name, value, where)
-    return values
+def sweep_heading(rows: Sequence[Row], planned: int | None = None) -> tuple[str, str]:
+    """The title of a sweep's page, and what was varied."""
+    tasks = ", ".join(str(task) for task in distinct(rows, "task"))
+    runs = counted(len(rows), "run")
+    if planned is not None and planned > len(rows):
+        runs = f"Not finished: {len(rows):,} of {counted(planned, 'run')}"
+    return f"Sweep on {tasks}", f"{runs} on {tasks}. {Plan.of(rows).words}"
 
 
-def _check_kind(name: str, value: Any, where: str) -> None:
-    """Refuse a value that the column cannot hold; a metric may be missing, since not every run has all of them."""
-    kind = _KINDS.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "bool" and not isinstance(value, bool):
-        raise SafaError(f"{where}: {name} must be True or False, not {value!r}")
-    if kind in ("int", "float") and not is_number:
-        raise SafaError(f"{where}: {name} must be a number, not {value!r}")
-    if _is_metric(name) and not is_number and value is not None:
-        raise SafaError(f"{where}: {name} must be a number or nothing, not {value!r}")
-    if name in ("task", "protocol") and value is None:
-        raise SafaError(f"{where}: there is no {name}")
-
-
-def _is_metric(name: str) -> bool:
-    """Whether a column holds what a run came to, and no setting."""
-    return name in METRICS or name in TARGET_METRICS or name.startswith(_SCORES)
-
-
-def _directions(rows: Sequence[Row]) -> dict[str, str]:
-    """The metrics of the tasks of these runs, the main one first, with what is better: higher or lower."""
-    columns = [name for name in rows[0] if name.startswith(_DIRECTION)]
-    found = {name: next((row[name] for row in rows if row.get(name) is not None), None) for name in columns}
-    return {name.removeprefix(_DIRECTION): better for name, better in found.items() if better is not None}
-
-
-def sweep_page(rows: Sequence[Row], *, title: str | None = None, lead: str | None = None) -> str:
-    """The page of a sweep, from the rows of its table; title and lead are made from what was varied, unless given."""
+def sweep_sections(rows: Sequence[Row], *, target: str | None = None) -> list[Section]:
+    """The sections of a sweep's page, for pages that contain more."""
     if not rows:
         raise SafaError("the sweep has no finished run yet, so there is nothing to report")
     missing = [name for name in _NEEDED if name not in rows[0]]
     if missing:
         raise SafaError(f"this is not the table of a sweep: it has no column {', '.join(missing)}")
-    plan = _Plan.of(rows)
-    tasks = ", ".join(str(task) for task in _distinct(rows, "task"))
-    words = f"{len(rows):,} {'run' if len(rows) == 1 else 'runs'} on {tasks}. {plan.words}"
-    return render(title or f"Sweep on {tasks}", lead or words, sweep_sections(rows))
+    return comparison(rows, Plan.of(rows), target=target)
 
 
-def sweep_sections(rows: Sequence[Row]) -> list[Section]:
-    """The sections of a sweep's page, for pages that contain more."""
-    plan = _Plan.of(rows)
-    best, words = _best(rows, plan)
+def comparison(rows: Sequence[Row], plan: Plan, *, target: str | None = None) -> list[Section]:
+    """The sections that compare the settings of runs, task by task."""
+    tasks = distinct(rows, "task")
+    answers = [find_answer([row for row in rows if row["task"] == task], plan, target) for task in tasks]
+    sections = [section for answer in answers for section in _of_task(answer, plan, several=len(tasks) > 1)]
+    return [*sections, Section("All metrics and runs", _rest(rows, plan, answers), "all")]
+
+
+def _of_task(answer: Answer, plan: Plan, *, several: bool) -> list[Section]:
+    """What is said about a task: who is first, and what is traded for what."""
+    on = f" on {answer.task}" if several else ""
+    styled = looks(answer.settings, plan)
+    head = f"Which setting is first{on}" if answer.target else f"Which setting is best{on}"
+    traded = _tradeoffs(answer, styled)
+    sections = [Section(head, _first(answer, styled), f"first-{answer.task}" if several else "first")]
+    return sections + (
+        [Section(f"What it costs{on}", traded, f"costs-{answer.task}" if several else "costs")] if traded else []
+    )
+
+
+# -- who is first ------------------------------------------------------------------------------------------------------
+
+
+def _first(answer: Answer, styled: dict[str, Style]) -> list[Block]:
+    facts, note = answer.headline(), answer.note()
+    blocks: list[Block] = [Headline(facts)] if facts else []
+    blocks += [block for block in (_curves(answer, styled), _ranks(answer, styled)) if block]
+    if len(answer.settings) == 1:
+        note = f"There is one setting only, so there is nothing to compare. {note}"
+    return blocks + ([Words(note)] if note else [])
+
+
+def _curves(answer: Answer, styled: dict[str, Style]) -> Figure | None:
+    chart = curves(answer, styled)
+    if chart is None:
+        return None
+    metric = answer.target.metric if answer.target else answer.metric
+    seeds = max(len(setting.rows) for setting in answer.settings)
+    caption = "Mean over the seeds; the band spans lowest to highest." if seeds > 1 else "One run a setting."
+    caption += " A dot marks when the target is reached." if answer.target else ""
+    caption += f" Grey: settings behind the first {MOST}." if len(answer.settings) > len(styled) else ""
+    said = f"{capital(metric)} over simulated time, a curve for each of {len(answer.settings)} settings."
+    return Figure(chart, f"{capital(metric)} over time", caption, said, wide=False)
+
+
+def _ranks(answer: Answer, styled: dict[str, Style]) -> Figure | None:
+    best = answer.best
+    if best is None or not best.is_found or len(best.standings) < 2:
+        return None
+    what = f"Time to {goal(best.target)}" if best.target else f"{capital(_ranked_by(best.metric))}, the best first"
+    caption = "The best is on top. "
+    if best.seeds > 1:
+        caption += (
+            "The line on a bar is the 95% interval of how far it is behind the first, seed by seed; one that crosses "
+            "the dashed line cannot be told from the first."
+        )
+    if len(best.standings) > len(styled):
+        caption += f" The first {len(styled)} of {len(best.standings)}."
+    return Figure(ranks(best, styled), what, caption, " ".join(best.sentences()), wide=False)
+
+
+def _ranked_by(metric: str) -> str:
+    return "length of a round" if metric == "round_length_s" else f"{metric} of the last model"
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
+    worst = f"client_{answer.metric}_worst_decile"
+    wanted = [
+        Tradeoff(f"best_{answer.metric}", f"best {answer.metric}", answer.higher),
+        Tradeoff("futility", "work thrown away", False, ".0%"),
+        Tradeoff(worst, f"{answer.metric} of the worst-served tenth", answer.higher),
+        Tradeoff("starved", "clients left out", False, ".0%"),
+    ]
+    if any(row.get(worst) is not None for setting in answer.settings for row in setting.rows):
+        wanted.pop()
+    figures_ = [figure for what in wanted if (figure := _tradeoff(answer, styled, what))]
+    return [Words(_costs_words(answer, has_worst=len(wanted) == 3)), *figures_] if figures_ else []
+
+
+def _costs_words(answer: Answer, *, has_worst: bool) -> str:
+    words = (
+        "A point is a setting, a mean over its seeds. On the dashed line, the Pareto front, no setting is both sooner "
+        "and better; the others are faint."
+    )
+    if answer.target:
+        left = [setting.name for setting in answer.settings if time_s(answer, setting) is None]
+        words += f" Not drawn, as they did not reach the target with every seed: {', '.join(left)}." if left else ""
+    if not has_worst:
+        words += " How the worst-served tenth of the clients fares is known with `--eval-clients true`."
+    return words
+
+
+def _tradeoff(answer: Answer, styled: dict[str, Style], what: Tradeoff) -> Figure | None:
+    found = tradeoff(answer, styled, what)
+    if found is None:
+        return None
+    chart, front = found
+    said = f"On the front, the soonest first: {'; '.join(front)}."
+    better = "Higher is better" if what.higher else "Lower is better"
+    return Figure(chart, f"Time against {what.name}", f"{better}. {said}", said, wide=False)
+
+
+# -- everything else ---------------------------------------------------------------------------------------------------
+
+
+def _rest(rows: Sequence[Row], plan: Plan, answers: Sequence[Answer]) -> list[Block]:
+    first = {id_ for answer in answers if answer.best and answer.best.is_found for id_ in _places(rows, answer, plan)}
+    charts = _charts(rows, plan)
+    fixed = _fixed(rows)
     return [
-        Section("Overview", [Words(words), Facts(_fixed(rows))]),
-        Section("Curves" if plan.x else "Comparison", _charts(rows, plan)),
-        Section("All runs", [_table(rows, plan, best)]),
+        *(_settings_table(answer, plan) for answer in answers),
+        *([Folded("Charts of all metrics", charts)] if charts else []),
+        Folded("All runs", [_runs_table(rows, plan, first)]),
+        *([Folded("What was the same", [Facts(fixed)])] if fixed else []),
     ]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What was varied in a sweep, and how that is drawn."""
-
-    varied: dict[str, list[Any]]
-    """The settings that were varied, with their values."""
-    x: str | None
-    """The numerical setting along the axis."""
-    series: tuple[str, ...]
-    """The settings that distinguish the curves; the others are averaged over."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> _Plan:
-        settings = [name for name in rows[0] if not _is_metric(name) and not name.startswith(_DIRECTION)]
-        settings.sort(key=lambda name: (name != "task", name != "protocol", name == "seed"))
-        values = {name: _distinct(rows, name) for name in settings}
-        varied = {name: several for name, several in values.items() if len(several) > 1 and not _is_tasks(rows, name)}
-        others = [name for name in varied if name != "seed"]
-        numeric = [name for name in others if all(_is_number(value) for value in varied[name])]
-        x = max(numeric, key=lambda name: len(varied[name]), default=None)
-        rest = sorted((name for name in others if name != x), key=lambda name: (name != "protocol", name != "task"))
-        while len(rest) > 1 and x and len({_key(row, rest) for row in rows}) > _SERIES:
-            rest.pop()
-        return cls(varied, x, tuple(rest) if rest or x else tuple(name for name in varied if name == "seed"))
-
-    @property
-    def words(self) -> str:
-        """What was varied, in a sentence."""
-        if not self.varied:
-            return "Nothing was varied."
-        parts = [f"{_title(name)} ({_list(values)})" for name, values in self.varied.items()]
-        rest = "comes with the task" if "task" in self.varied else "is the same in every run"
-        return f"Varied: {'; '.join(parts)}. Everything else {rest}."
-
-    @property
-    def averaged(self) -> list[str]:
-        """The settings that charts average over."""
-        return [name for name in self.varied if name != self.x and name not in self.series]
+def _places(rows: Sequence[Row], answer: Answer, plan: Plan) -> list[int]:
+    """The places of the runs of the best setting of a task, if there are several settings."""
+    assert answer.best is not None
+    if len(answer.best.standings) < 2:
+        return []
+    first = answer.best.first.values
+    return [
+        n
+        for n, row in enumerate(rows)
+        if row["task"] == answer.task and plan.place(row) | {"seed": 0} == first | {"seed": 0}
+    ]
 
 
-def _distinct(rows: Sequence[Row], name: str) -> list[Any]:
-    return list(dict.fromkeys(row.get(name) for row in rows))
-
-
-def _is_tasks(rows: Sequence[Row], name: str) -> bool:
-    """Whether a setting differs only because every task brings its own."""
-    pairs = {(row.get("task"), row.get(name)) for row in rows}
-    return name != "task" and len(pairs) == len({task for task, _ in pairs}) > 1
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _title(name: str) -> str:
-    return TITLES.get(name, name.replace("_", " "))
-
-
-def _name(name: str) -> str:
-    """The title without its unit."""
-    return _title(name).split(",")[0]
-
-
-def _list(values: Sequence[Any]) -> str:
-    shown = [number(value) for value in values[:8]]
-    return ", ".join(shown) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
-
-
-def _key(row: Row, names: Sequence[str]) -> str:
-    """The name of a curve: the values that distinguish it."""
-    return ", ".join(
-        str(row[name]) if isinstance(row[name], str) else f"{_name(name)} {number(row[name])}" for name in names
+def _settings_table(answer: Answer, plan: Plan) -> Table:
+    """A row a setting, in their order: how it stands, and means of what matters most."""
+    places = {one.setting.name: (n, one) for n, one in enumerate(answer.best.standings)} if answer.best else {}
+    shown = _shown(answer)
+    meanings = all_metrics({answer.metric: "higher" if answer.higher else "lower"})
+    columns = [
+        Column("setting"),
+        Column("seeds"),
+        *(_standing_columns(answer)),
+        *(Column(said, meanings.get(name, "")) for name, said in shown.items()),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            setting.name,
+            _seeds(answer, setting, places),
+            *_standing_cells(answer, places.get(setting.name)),
+            *(_mean_cell(name, setting.mean(name)) for name in shown),
+        ]
+        for setting in answer.settings
+    ]
+    several = any(len(setting.rows) > 1 for setting in answer.settings)
+    caption = f"Settings on {answer.task}, the best first." + (
+        " Means over the seeds with 95% intervals." if several else ""
     )
+    marks = {0: BEST} if answer.best and answer.best.is_found and len(answer.best.standings) > 1 else {}
+    return Table(columns, rows, caption=caption, row_marks=marks, filterable=len(rows) > MOST)
+
+
+def _shown(answer: Answer) -> dict[str, str]:
+    """The metrics of the table of settings, with their names for readers."""
+    metric = answer.metric
+    names = {
+        f"best_{metric}": f"best {metric}", f"last_{metric}": f"last {metric}",
+        f"client_{metric}_worst_decile": "worst-served tenth", "futility": "work thrown away",
+        "starved": "clients left out", "round_length_s": "round", "virtual_time_s": "whole run",
+    }  # fmt: skip
+    return {name: said for name, said in names.items() if any(setting.mean(name) for setting in answer.settings)}
+
+
+def _standing_columns(answer: Answer) -> list[Column]:
+    if answer.best is None:
+        return []
+    if answer.target is None:
+        return [Column("behind the first"), Column("told from the first")]
+    return [
+        Column("time to target", "geometric mean over the seeds"),
+        Column("times as long"),
+        Column("told from the first"),
+    ]
+
+
+def _standing_cells(answer: Answer, found: tuple[int, Standing] | None) -> list[Cell]:
+    """How a setting stands behind the first one."""
+    if answer.best is None:
+        return []
+    value = [] if answer.target is None else [Cell("")]
+    if found is None:
+        return [*value, Cell(""), Cell("")]
+    place, standing = found
+    if answer.target is not None and standing.value is not None:
+        value = [Cell(duration(standing.value), standing.value)]
+    if place == 0:
+        return [*value, Cell("first", 1.0 if answer.target else 0.0), Cell("")]
+    behind = Cell(_interval(standing.behind), standing.behind.mean) if standing.behind else Cell("")
+    return [*value, behind, Cell("yes" if standing.is_told else "cannot tell")]
+
+
+def _interval(found: Interval) -> str:
+    return f"{found.mean:.3g}" + ("" if found.low is None else f" ({found.low:.3g} to {found.high:.3g})")
+
+
+def _seeds(answer: Answer, setting: Setting, places: dict[str, tuple[int, Standing]]) -> Cell:
+    if answer.target is None or setting.name not in places:
+        return Cell(str(len(setting.rows)), len(setting.rows))
+    reached = places[setting.name][1].setting.reached
+    return Cell(f"{reached} of {len(setting.rows)}", reached)
+
+
+def _mean_cell(name: str, found: Interval | None) -> Cell:
+    """A mean with half the width of its interval."""
+    if found is None:
+        return Cell("")
+    shown = duration if name.endswith("_s") else percent if name in ("futility", "starved") else number
+    half = "" if found.high is None or found.high == found.mean else f" ± {shown(found.high - found.mean)}"
+    return Cell(f"{shown(found.mean)}{half}", found.mean)
 
 
 def _fixed(rows: Sequence[Row]) -> list[Fact]:
     """The settings that matter most and are the same in all runs."""
     wanted = ("protocol", "clients", "rounds", "fraction", "lag_tolerance", "crash_rate", "clock", "seed", "until")
-    same = [name for name in wanted if len(_distinct(rows, name)) == 1 and rows[0].get(name) is not None]
-    return [Fact(_title(name), number(rows[0][name])) for name in same]
+    same = [name for name in wanted if len(distinct(rows, name)) == 1 and rows[0].get(name) is not None]
+    return [Fact(title(name), number(rows[0][name])) for name in same]
 
 
 def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    return [name for name in names if any(_is_number(row.get(name)) for row in rows)]
+    return [name for name in names if any(is_number(row.get(name)) for row in rows)]
 
 
-def _means(rows: Sequence[Row], metric: str, plan: _Plan) -> list[dict[str, Any]]:
+def _means(rows: Sequence[Row], metric: str, plan: Plan) -> list[dict[str, Any]]:
     """The metric by x and series: mean, lowest and highest over the runs that differ in something else.
 
     Where a run did not reach its target there is no mean of times to it: that of the other runs would be too short.
     """
     groups: dict[tuple[Any, str], list[Any]] = {}
     for row in rows:
-        groups.setdefault((row[plan.x] if plan.x else None, _key(row, plan.series)), []).append(row.get(metric))
-    found = {key: [value for value in values if _is_number(value)] for key, values in groups.items()}
+        groups.setdefault((row[plan.x] if plan.x else None, plan.curve(row)), []).append(row.get(metric))
+    found = {key: [value for value in values if is_number(value)] for key, values in groups.items()}
     return [
         {"x": x, "series": series, "mean": sum(values) / len(values), "lowest": min(values), "highest": max(values)}
         for (x, series), values in found.items()
@@ -206,107 +324,49 @@ def _means(rows: Sequence[Row], metric: str, plan: _Plan) -> list[dict[str, Any]
     ]
 
 
-def _charts(rows: Sequence[Row], plan: _Plan) -> list[Block]:
+def _charts(rows: Sequence[Row], plan: Plan) -> list[Block]:
+    """Every metric by what was varied."""
     if not plan.varied:
-        return [Words("There is one setting only, so there is nothing to compare.")]
-    kinds = {name: "seeds" if name == "seed" else f"values of {_title(name)}" for name in plan.averaged}
+        return []
+    kinds = {name: "seeds" if name == "seed" else f"values of {title(name)}" for name in plan.averaged}
     over = " and ".join(f"{len(plan.varied[name])} {kind}" for name, kind in kinds.items())
-    how = f"Mean over {over}; the band spans lowest to highest." if over else ""
-    blocks: list[Block] = [Words(how)] if how else []
-    return blocks + [_chart(rows, metric, plan) for metric in _curves(rows) if _means(rows, metric, plan)]
+    blocks: list[Block] = [Words(f"Mean over {over}; the band spans lowest to highest.")] if over else []
+    return blocks + [_chart(rows, metric, plan) for metric in _charted(rows) if _means(rows, metric, plan)]
 
 
-def _curves(rows: Sequence[Row]) -> list[str]:
+def _charted(rows: Sequence[Row]) -> list[str]:
     """The metrics that have charts."""
-    names = list(_directions(rows))[:_CHARTED] or ["loss"]
+    names = list(directions(rows))[:_CHARTED] or ["loss"]
     scores = [f"last_{names[0]}", f"best_{names[0]}", *(f"last_{name}" for name in names[1:])]
     return [_TIME, "round_length_s", *scores, *_CURVES]
 
 
-def _chart(rows: Sequence[Row], metric: str, plan: _Plan) -> Figure:
+def _chart(rows: Sequence[Row], metric: str, plan: Plan) -> Figure:
     points = sorted(_means(rows, metric, plan), key=lambda point: point["x"] or 0)
     band = ("lowest", "highest") if plan.averaged else None
     nothing = all(point["highest"] == point["lowest"] == 0 for point in points)
     domain = (0.0, 1.0) if nothing else None
-    y = Axis("mean", _title(metric), ",.3~r", zero=not metric.startswith(_SCORES), domain=domain)
+    y = Axis("mean", title(metric), ",.3~r", zero=not metric.startswith(SCORES), domain=domain)
     if plan.x:
         values = plan.varied[plan.x]
-        x = Axis("x", _title(plan.x), ticks=values if len(values) <= 8 else None)
-        names = list(dict.fromkeys(_key(row, plan.series) for row in rows))
+        x = Axis("x", title(plan.x), ticks=values if len(values) <= MOST else None)
+        names = list(dict.fromkeys(plan.curve(row) for row in rows))
         chart = figures.lines(points, x, y, series="series", names=names, band=band, points=True, height=220)
     else:
         chart = figures.dots(points, "series", y, band)
-    name = _name(metric) + (f" by {_name(plan.x)}" if plan.x else "")
+    name = label(metric) + (f" by {short_title(plan.x)}" if plan.x else "")
     low, high = (pick(points, key=lambda point: point["mean"]) for pick in (min, max))
     said = f"{name}: from {number(low['mean'])} ({low['series']}) to {number(high['mean'])} ({high['series']})."
-    meaning = all_metrics(_directions(rows)).get(metric, metric)
+    meaning = all_metrics(directions(rows)).get(metric, metric)
     more = _NOT_REACHED if metric == _TIME and any(row.get(_TIME) is None for row in rows) else ""
-    return Figure(chart, capital(name), f"{capital(meaning)}.{more}", said, wide=False)
+    return Figure(chart, name, f"{capital(meaning)}.{more}", said, wide=False)
 
 
-def _best(rows: Sequence[Row], plan: _Plan) -> tuple[set[int], str]:
-    """The rows of the best setting of every task, and a sentence that says by which metric."""
-    places: set[int] = set()
-    said: dict[str, list[str]] = {}
-    for task in _distinct(rows, "task"):
-        settings = _settings_of(rows, task, plan)
-        metric, word, sign = _judged_by([row for row in rows if row.get("task") == task])
-        means = {key: mean for key, its in settings.items() if (mean := _mean(rows, its, metric)) is not None}
-        if len(settings) > 1 and means:
-            best = min(means, key=lambda key: sign * means[key])
-            places |= set(settings[best])
-            on = f" on {task}" if "task" in plan.varied else ""
-            kind = "geometric mean" if metric == _TIME else "mean"
-            by = f"{word} ({kind} over the seeds)" if "seed" in plan.varied else word
-            said.setdefault(by, []).append(f"{best}, with {value_of(metric, means[best])}{on}")
-    if not said:
-        return set(), _NONE_BEST if len(_settings_of(rows, rows[0]["task"], plan)) > 1 else _ONE_SETTING
-    words = [f"The best setting is the one with the {by}: {'; '.join(found)}." for by, found in said.items()]
-    return places, f"{' '.join(words)} It is marked in the table."
-
-
-_ONE_SETTING = "There is one setting only, the seed aside, so none is marked as the best."
-_NONE_BEST = "No setting has a finite score, or reached its target, in every run, so none is marked as the best."
-
-
-def _judged_by(rows: Sequence[Row]) -> tuple[str, str, int]:
-    """What decides which setting of a task is the best: the metric, that in words, and -1 where more is better."""
-    if any(row.get("until") for row in rows):
-        return _TIME, "shortest time to the target", 1
-    directions = _directions(rows)
-    main = next(iter(directions), "loss")
-    if not any(row.get(f"last_{main}") is not None for row in rows):
-        return "round_length_s", "shortest rounds", 1
-    higher = higher_is_better(main, directions)
-    return f"last_{main}", f"{'highest' if higher else 'lowest'} {main} of the last model", -1 if higher else 1
-
-
-def _settings_of(rows: Sequence[Row], task: Any, plan: _Plan) -> dict[str, list[int]]:
-    """For every setting that was tried on a task, the places of its rows."""
-    names = [name for name in plan.varied if name not in ("seed", "task")]
-    groups: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        if row.get("task") == task:
-            groups.setdefault(_key(row, names), []).append(place)
-    return groups
-
-
-def _mean(rows: Sequence[Row], places: Sequence[int], metric: str) -> float | None:
-    """The mean of a metric over these rows, the geometric one of times to a target, as `safa best` has it.
-
-    None where one of them has no finite number.
-    """
-    values: list[Any] = [rows[place].get(metric) for place in places]
-    if not all(map(_is_number, values)):
-        return None
-    return geometric_mean(values) if metric == _TIME and min(values) > 0 else sum(values) / len(values)
-
-
-def _table(rows: Sequence[Row], plan: _Plan, best: set[int]) -> Table:
+def _runs_table(rows: Sequence[Row], plan: Plan, best: set[int]) -> Table:
     settings = list(plan.varied) or ["protocol", "seed"]
-    metrics = _measured(rows, [*_COLUMNS, *TARGET_METRICS, *(name for name in rows[0] if name.startswith(_SCORES))])
-    meanings = all_metrics(_directions(rows))
-    columns = [Column(_title(name), meanings.get(name, "")) for name in (*settings, *metrics)]
+    metrics = _measured(rows, [*_COLUMNS, *TARGET_METRICS, *(name for name in rows[0] if name.startswith(SCORES))])
+    meanings = all_metrics(directions(rows))
+    columns = [Column(title(name), meanings.get(name, "")) for name in (*settings, *metrics)]
     cells = [
         [*(_cell(row.get(name)) for name in settings), *(_score_cell(name, row.get(name)) for name in metrics)]
         for row in rows
@@ -321,6 +381,6 @@ def _cell(value: Any) -> Cell:
 
 def _score_cell(name: str, value: Any) -> Cell:
     """A metric, which may be infinite or no number; bytes with their unit."""
-    if name.startswith("bytes_") and _is_number(value):
+    if name.startswith("bytes_") and is_number(value):
         return Cell(value_of(name, value), value)
-    return _cell(value) if value is None or _is_number(value) else Cell(str(value), value)
+    return _cell(value) if value is None or is_number(value) else Cell(str(value), value)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
-    "TITLES", "capital", "counted", "duration", "label", "number", "percent", "protocol_name", "some_of", "time_unit",
-    "value_of",
+    "TIMES", "TITLES", "capital", "counted", "duration", "label", "number", "percent", "protocol_name", "some_of",
+    "time_unit", "value_of",
 ]  # fmt: skip
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
           "fedbuff": "FedBuff", "timelyfl": "TimelyFL", "fedcompass": "FedCompass",
           "fedsecant": "FedSecant"}  # fmt: skip
+
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 TITLES: dict[str, str] = {
     "round_length_s": "round length, s",

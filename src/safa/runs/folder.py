@@ -297,6 +297,22 @@ class Run:
                 if line.endswith(b"\n"):
                     yield _record(line, order, f"{path}, line {number}")
 
+    def evaluations(self) -> Iterator[tuple[float, dict[str, float]]]:
+        """When models were evaluated, and their loss and metrics by name; nothing else of the records is checked.
+
+        That is many times as fast as reading the records.
+        """
+        if self.folder is None:
+            yield from (
+                (one.closed_s, {"loss": one.loss, **one.metrics}) for one in self.held_records if one.loss is not None
+            )
+            return
+        path = self.folder / _ROUNDS
+        with reading(path), path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n") and (found := _evaluation(line, f"{path}, line {number}")):
+                    yield found
+
     def to_pandas(self) -> Any:
         """A data frame of pandas with a row a round: its numbers, counts of clients, loss and metrics."""
         from safa.runs.frames import rounds_frame
@@ -430,6 +446,18 @@ def _is_member(value: Any) -> bool:
         return False
     name, size, details = value.get("name"), value.get("size"), value.get("details")
     return isinstance(name, str) and size is not None and _is_number(size) and size > 0 and isinstance(details, dict)
+
+
+def _evaluation(line: bytes, place: str) -> tuple[float, dict[str, float]] | None:
+    """Time and scores in the record of a line; None where no model was evaluated."""
+    try:
+        values = json.loads(line)
+        if values["loss"] is None:
+            return None
+        scores = {"loss": values["loss"], **values["metrics"]}
+        return float(values["closed_s"]), {name: float(score) for name, score in scores.items()}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise SafaError(f"{place}: it is not the record of a round") from None
 
 
 def _record(line: bytes, order: RecordOrder, place: str) -> RoundRecord:

@@ -6,16 +6,26 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safa.errors import SafaError
 from safa.runs.storage import reading
 from safa.runs.values import shown
 
-__all__ = ["csv_line", "parsed_row", "read_cells"]
+if TYPE_CHECKING:
+    from safa.runs.folder import Run
+
+__all__ = ["csv_line", "parsed_row", "read_cells", "row_of"]
 
 _LARGEST_WHOLE = 2**63 - 1
 _WORDS = {"": None, "True": True, "False": False}
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """The row of a run: its settings, and its metrics if it is finished."""
+    numbers = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+    summary = {k: numbers.get(v, v) if isinstance(v, str) else v for k, v in (run.summary or {}).items()}
+    return run.settings.values() | summary
 
 
 def csv_line(values: Sequence[Any]) -> bytes:

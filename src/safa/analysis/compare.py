@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from safa.analysis import Target, higher_is_better
 from safa.analysis.statistics import (
     LEVEL,
     Interval,
@@ -21,12 +20,26 @@ from safa.analysis.statistics import (
     paired_ratio,
     sign_test,
 )
+from safa.analysis.targets import Target, higher_is_better
 from safa.errors import SafaError
 
-__all__ = ["Best", "Row", "Setting", "Standing", "by_setting", "rank_by_metric", "rank_by_target"]
+__all__ = [
+    "Best",
+    "Row",
+    "Setting",
+    "Standing",
+    "by_setting",
+    "default_target",
+    "rank_by_metric",
+    "rank_by_round_length",
+    "rank_by_target",
+    "with_shared_seeds",
+]
 
 Row = dict[str, Any]
 _TIME = "time_to_target_s"
+_NAMES = ("task", "protocol", "folder")
+"""What is called by its value alone."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class Setting:
     @property
     def name(self) -> str:
         """Its values in words."""
-        words = [v if isinstance(v, str) and k in ("task", "protocol") else f"{k} {v}" for k, v in self.values.items()]
+        words = [v if isinstance(v, str) and k in _NAMES else f"{k} {v}" for k, v in self.values.items()]
         return ", ".join(words) or "the only setting"
 
     def numbers(self, metric: str) -> list[float]:
@@ -103,6 +116,39 @@ def by_setting(varied: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list
     return [
         Setting(dict(key), [row for _, row in sorted(runs, key=lambda run: run[0])]) for key, runs in groups.items()
     ]
+
+
+def with_shared_seeds(varied: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of runs that can be compared: settings that have the same seeds, as many runs as possible.
+
+    In a sweep that is not finished, and in several sweeps together, some settings have seeds that others lack.
+    """
+    groups: dict[tuple[Any, ...], dict[Any, int]] = {}
+    for place, values in enumerate(varied):
+        key = tuple((name, value) for name, value in values.items() if name != "seed")
+        groups.setdefault(key, {})[values["seed"]] = place
+    seeds = [frozenset(of) for of in groups.values()]
+    chosen = max([*seeds, frozenset.intersection(*seeds)], key=lambda of: len(of) * sum(of <= own for own in seeds))
+    return sorted(of[seed] for of in groups.values() if chosen <= of.keys() for seed in chosen)
+
+
+def default_target(settings: Sequence[Setting], metric: str, *, higher: bool) -> Target | None:
+    """The hardest value of a metric that three in four of the settings, but two at least, reached with every seed.
+
+    It is rounded to three digits; None where too few settings have a finite value.
+    """
+    sign, found = 1 if higher else -1, [setting.numbers(f"best_{metric}") for setting in settings]
+    whole = [of for of, setting in zip(found, settings, strict=True) if of and len(of) == len(setting.rows)]
+    reached = sorted((min(sign * value for value in of) for of in whole if all(map(math.isfinite, of))), reverse=True)
+    needed = max(min(2, len(settings)), int(0.75 * len(settings) + 0.5))
+    if len(reached) < needed:
+        return None
+    return Target(metric, sign * _rounded_down(reached[needed - 1]), higher=higher)
+
+
+def _rounded_down(value: float) -> float:
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return math.floor(value * 10.0**digits) / 10.0**digits
 
 
 @dataclass(frozen=True)
@@ -193,10 +239,8 @@ class Best:
             return f"is worse by {behind.mean:.3g}{range_}"
         return f"takes {behind.mean:.3g} times as long{range_}"
 
-    def _repr_html_(self) -> str:
-        from safa.report.cards import answer_card
-
-        return answer_card(self.sentences(), self.to_json())
+    def __repr__(self) -> str:
+        return f"<{' '.join(self.sentences())}>"
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""
@@ -265,9 +309,18 @@ def _standing(setting: Setting, first: Setting) -> Standing:
 def rank_by_metric(task: str, settings: Sequence[Setting], directions: Mapping[str, str]) -> Best:
     """The settings by the main metric of the last model, or by its loss where there is no metric."""
     metric = next(iter(directions), "loss")
-    name, sign = f"last_{metric}", -1 if higher_is_better(metric, directions) else 1
-    if any(setting.mean(name) is None for setting in settings):
+    if any(setting.mean(f"last_{metric}") is None for setting in settings):
         raise SafaError(f"not every run of the sweep has a last {metric}, so that no setting can be called the best")
+    return _rank(task, settings, metric, f"last_{metric}", -1 if higher_is_better(metric, directions) else 1)
+
+
+def rank_by_round_length(task: str, settings: Sequence[Setting]) -> Best:
+    """The settings by the mean length of a round, where no model was trained."""
+    return _rank(task, settings, "round_length_s", "round_length_s", 1)
+
+
+def _rank(task: str, settings: Sequence[Setting], metric: str, name: str, sign: int) -> Best:
+    """The settings by the mean of a column; with the sign, less of it is better."""
     means = [mean_interval(setting.numbers(name)).mean for setting in settings]
     order = sorted(range(len(means)), key=lambda place: (math.isnan(means[place]), sign * means[place]))
     standings = []

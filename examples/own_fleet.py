@@ -18,7 +18,7 @@ trace = [
 # The same fleet twice: as the table says, and as if everybody were always online. A larger model takes longer to send.
 fleet = {"clients": len(devices), "speeds": speeds, "links": links, "model_size_mb": 50, "crash_rate": 0.1}
 for what, online in {"online as the table says": trace, "always online": None}.items():
-    run = simulate("digits", protocol="safa", fraction=0.4, epochs=10, rounds=40, seed=0, trace=online, **fleet)
+    run = simulate("digits", protocol="safa", fraction=0.4, rounds=25, seed=0, trace=online, **fleet)
     merged = dict.fromkeys(range(len(devices)), 0)
     for record in run.records():
         for client in record.picked.tolist():

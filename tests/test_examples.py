@@ -54,6 +54,7 @@ def test_the_gallery_of_the_docs_names_every_example() -> None:
     assert not {name for name in linked if not (EXAMPLES / name).exists()}
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (EXAMPLES.parent / "docs" / "gallery.md").read_text(encoding="utf-8")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from safa import Run, load_run, sweep
+from safa import Run, load_run, simulate, sweep
+from safa.analysis import Metrics
 from safa.errors import SafaError
 from safa.experiments import Sweep
 from safa.report.plots import curves_chart
@@ -82,7 +83,15 @@ def swept() -> Sweep:
 def aiming(until: str) -> Run:
     """A run with a target."""
     run = learnt(simulated())
-    return replace(run, settings=replace(run.settings, until=until))
+    return summed_up(replace(run, settings=replace(run.settings, until=until)))
+
+
+def summed_up(run: Run) -> Run:
+    """The run with the summary that its records come to."""
+    metrics = Metrics(run.settings.metrics, run.settings.target)
+    for record in run.records():
+        metrics.add(record)
+    return replace(run, summary=metrics.values())
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -112,11 +121,20 @@ def test_a_run_that_is_not_finished_says_so_and_one_that_has_not_begun_too(tmp_p
     assert "Not finished: 0 rounds of 100. In " in card(load_run(tmp_path)).words
 
 
+@pytest.mark.slow
+def test_a_run_in_a_folder_shows_the_same_as_in_memory_and_as_if_it_were_unfinished(tmp_path: Path) -> None:
+    held = simulate("boston", rounds=4)
+    written = simulate("boston", rounds=4, out=tmp_path / "run")
+    assert card(written).words == card(held).words.replace("seed 0.", f"seed 0. In {tmp_path / 'run'}.")
+    unfinished = card(replace(held, summary=None)).words
+    assert unfinished.replace(" Not finished: 4 rounds of 4.", "") == card(held).words
+
+
 def test_hostile_names_are_text() -> None:
     run = learnt(simulated())
     settings = replace(run.settings, task=HOSTILE, metrics={HOSTILE: "higher"})
     records = [replace(record, metrics={HOSTILE: 0.5}) for record in run.held_records]
-    shown = card(replace(run, settings=settings, held_records=records, folder=None))
+    shown = card(summed_up(replace(run, settings=settings, held_records=records)))
     assert f"SAFA on {HOSTILE}" in shown.words
     assert f"{HOSTILE} of the last model" in shown.words
 

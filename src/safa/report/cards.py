@@ -7,7 +7,7 @@ seen on white and on black; everything else has the notebook's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -16,7 +16,6 @@ from safa.analysis.compare import Best, Standing
 from safa.report.run import run_heading
 from safa.report.words import capital, counted, duration, label, number, percent
 from safa.runs import Run
-from safa.runs.settings import Settings
 
 __all__ = ["run_card", "sweep_card"]
 
@@ -30,21 +29,26 @@ _CURVE = "#3b8bd0"
 
 
 def run_card(run: Run) -> str:
-    """The card of a run, finished or not: what was run, how good, how long, what was wasted, who was left out."""
-    settings, metrics = run.settings, Metrics(run.settings.metrics, run.settings.target)
-    rounds = 0
+    """The card of a run, finished or not: what was run, how good, how long, what was wasted, who was left out.
+
+    Of a finished run no record is read, only when its models were evaluated and how good they were.
+    """
+    title, words = run_heading(run)
+    rounds, values = _so_far(run) if run.summary is None else (run.settings.rounds, run.summary)
+    if not rounds:
+        return _card(title, f"{words}{_state(run, rounds)}", [])
+    facts = _facts(run, values)
+    parts = [_table(list(facts), [list(facts.values())]), _sentence(target_words(run.settings.target, values))]
+    return _card(title, f"{words}{_state(run, rounds)}", [*parts, _sparkline(_curve(run))])
+
+
+def _so_far(run: Run) -> tuple[int, dict[str, Any]]:
+    """How many rounds of an unfinished run there are, and its metrics until now."""
+    metrics, rounds = Metrics(run.settings.metrics, run.settings.target), 0
     for record in run.records() if run.has_rounds() else ():
         metrics.add(record)
         rounds += 1
-    title, words = run_heading(run)
-    facts = _facts(settings, metrics) if rounds else {}
-    reached = target_words(settings.target, metrics.values())
-    parts = [
-        _table(list(facts), [list(facts.values())] if facts else []),
-        _sentence(reached),
-        _sparkline(metrics.curve),
-    ]
-    return _card(title, f"{words}{_state(run, rounds)}", parts)
+    return rounds, metrics.values()
 
 
 def _state(run: Run, rounds: int) -> str:
@@ -53,16 +57,23 @@ def _state(run: Run, rounds: int) -> str:
     return there if run.folder is None else f"{there} In {run.folder}."
 
 
-def _facts(settings: Settings, metrics: Metrics) -> dict[str, str]:
+def _facts(run: Run, values: Mapping[str, Any]) -> dict[str, str]:
     """Four numbers with their names; a run without a model has three."""
-    values, main = metrics.values(), next(iter(settings.metrics), "loss")
-    score, merged = values.get(f"last_{main}"), metrics.merged
+    main, clients = next(iter(run.settings.metrics), "loss"), len(run.roster() or ()) or run.settings.clients
+    score = values.get(f"last_{main}")
     scores = {} if score is None else {f"{capital(main)} of the last model": number(score)}
     return scores | {
         label("virtual_time_s"): duration(values["virtual_time_s"]),
         label("futility"): percent(values["futility"]),
-        label("starved"): f"{int((merged == 0).sum()):,} of {len(merged):,}",
+        label("starved"): f"{round(values['starved'] * clients):,} of {clients:,}",
     }
+
+
+def _curve(run: Run) -> Curve:
+    """The main metric, or the loss where there is none, over time."""
+    main = next(iter(run.settings.metrics), "loss")
+    found = [(at_s, scores[main]) for at_s, scores in run.evaluations() if main in scores]
+    return Curve([at_s for at_s, _ in found], [value for _, value in found])
 
 
 def _sparkline(curve: Curve) -> str:

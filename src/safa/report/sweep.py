@@ -33,7 +33,7 @@ from safa.report.rank_figures import ranks
 from safa.report.setting_figures import MOST, curves, looks
 from safa.report.tables import SCORES, Row
 from safa.report.tradeoff_figures import Tradeoff, time_s, tradeoff
-from safa.report.words import capital, counted, duration, label, number, percent, value_of
+from safa.report.words import capital, counted, duration, label, number, percent, some_of, value_of
 
 __all__ = ["comparison", "sweep_heading", "sweep_page", "sweep_sections"]
 
@@ -119,7 +119,7 @@ def _curves(answer: Answer, styled: dict[str, Style]) -> Figure | None:
     caption = "Mean over the seeds; the band spans lowest to highest." if seeds > 1 else "One run a setting."
     caption += " A dot marks when the target is reached." if answer.target else ""
     caption += f" Grey: settings behind the first {MOST}." if len(answer.settings) > len(styled) else ""
-    said = f"{capital(metric)} over simulated time, a curve for each of {len(answer.settings)} settings."
+    said = f"{capital(metric)} over time, a curve for each of {len(answer.settings)} settings."
     return Figure(chart, f"{capital(metric)} over time", caption, said, wide=False)
 
 
@@ -150,9 +150,9 @@ def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
     worst = f"client_{answer.metric}_worst_decile"
     wanted = [
         Tradeoff(f"best_{answer.metric}", f"best {answer.metric}", answer.higher),
-        Tradeoff("futility", "work thrown away", False, ".0%"),
+        Tradeoff("futility", "work thrown away", False, "~%"),
         Tradeoff(worst, f"{answer.metric} of the worst-served tenth", answer.higher),
-        Tradeoff("starved", "clients left out", False, ".0%"),
+        Tradeoff("starved", "clients left out", False, "~%"),
     ]
     if any(row.get(worst) is not None for setting in answer.settings for row in setting.rows):
         wanted.pop()
@@ -169,7 +169,7 @@ def _costs_words(answer: Answer, *, has_worst: bool) -> str:
     if answer.target:
         left = [setting.name for setting in answer.settings if time_s(answer, setting) is None]
         words += " Runs ended at the target: their best is hardly above it." if _ended_there(answer) else ""
-        words += f" Not drawn, as they did not reach the target with every seed: {', '.join(left)}." if left else ""
+        words += f" Not drawn, as they did not reach the target with every seed: {some_of(left)}." if left else ""
     if not has_worst:
         words += " How the worst-served tenth of the clients fares is known with `--eval-clients true`."
     return words

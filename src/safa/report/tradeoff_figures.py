@@ -31,7 +31,8 @@ class Tradeoff:
     column: str
     name: str
     higher: bool
-    format: str = ",.3~r"
+    format: str = "~r"
+    """How its numbers are written (the format of d3)."""
 
 
 def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tuple[alt.LayerChart, list[str]] | None:
@@ -68,7 +69,7 @@ def _row(answer: Answer, setting: Setting, what: Tradeoff, size: float) -> dict[
 def _axes(x: str, y: Tradeoff) -> dict[str, Any]:
     scale = alt.Scale(zero=False, padding=22)
     return {
-        "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",.3~r")),
+        "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",~r")),
         "y": alt.Y("y:Q", title=y.name, scale=scale, axis=alt.Axis(format=y.format)),
     }
 

@@ -177,7 +177,7 @@ def test_the_aggregators_and_server_optimisers_are_listed_with_a_line_each(capsy
 
 def test_every_command_is_a_module_that_adds_itself() -> None:
     folder = Path(program.__file__).parent
-    shared = {"__init__", "arguments", "program", "show", "sweep_tables"}
+    shared = {"__init__", "arguments", "console", "live", "program", "progress", "show", "sweep_tables"}
     modules = {module.name for module in pkgutil.iter_modules([str(folder)])}
     assert modules - shared == set(commands())
 

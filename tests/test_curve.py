@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safa import simulate
-from safa.analysis import Curve, Metrics
+from safa.analysis import Curve, Metrics, mean_curve
 
 RISING = Curve([1.0, 3.0, 4.0, 7.0], [0.2, 0.5, 0.4, 0.6])
 
@@ -76,3 +76,16 @@ def test_the_curve_of_a_run_is_that_of_its_records() -> None:
     assert metrics.curve.times_s == [record.closed_s for record in evaluated]
     assert metrics.curve.values == [record.metrics["accuracy"] for record in evaluated]
     assert metrics.curve.higher
+
+
+def test_a_mean_curve_begins_when_all_have_a_value_and_keeps_the_last_ones() -> None:
+    other = Curve([2.0, 5.0], [0.4, math.nan])
+    assert mean_curve([RISING, other], 4.5) == [
+        (2.0, pytest.approx(0.3), 0.2, 0.4),
+        (3.0, pytest.approx(0.45), 0.4, 0.5),
+        (4.0, 0.4, 0.4, 0.4),
+        (4.5, 0.4, 0.4, 0.4),
+    ]
+    assert mean_curve([RISING, other], 9.0)[-1][0] == 4.0, "nothing is drawn where a value is not finite"
+    assert mean_curve([RISING, Curve()], 9.0) == []
+    assert [time for time, *_ in mean_curve([RISING], 9.0, points=2)] == [1.0, 9.0]

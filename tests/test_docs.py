@@ -28,6 +28,7 @@ from safa.simulation import drive
 from safa.tasks import measures
 from safa.tasks.partitions import available as available_partitions
 from safa.testing import check_protocol
+from safa.trackers import available as available_trackers
 from safa.vocabulary import FLEETS
 from tests import leaf
 
@@ -326,3 +327,20 @@ def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(
     (example,) = blocks("docs/performance.md")
     exec(example, {})
     assert len(capsys.readouterr().out.split()) == 3
+
+
+def test_the_runs_of_the_docs_are_tracked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracked, own = blocks("docs/trackers.md")
+    exec(tracked, {})
+    names = {path.parent.name for path in (tmp_path / "runs" / "tensorboard").rglob("events.out.tfevents.*")}
+    assert names == {"first", "second", "0001", "0002"}
+    assert (tmp_path / "runs" / "mlruns").is_dir()
+    exec(own, {})
+    (table,) = (tmp_path / "runs").glob("*.csv")
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["1", "2", "3", "4", "5"]
+    assert re.fullmatch(rf"{table}: 0\.\d\d\n", capsys.readouterr().out)
+    page = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) == {*available_trackers()}

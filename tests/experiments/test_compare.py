@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from safa.analysis import Target
-from safa.analysis.compare import Best, Setting, by_setting, rank_by_metric, rank_by_target
+from safa.analysis.compare import Best, Setting, by_setting, rank_by_metric, rank_by_target, with_shared_seeds
 from safa.analysis.statistics import mean_interval
 from safa.cli.program import main
 from safa.cli.sweep_tables import print_settings
@@ -177,3 +177,13 @@ def test_the_command_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["best", str(tmp_path), "--target", "f1=0.2"]) == 2
     assert capsys.readouterr().err == "safa: there is no metric 'f1' to reach; there is loss, accuracy\n"
     assert main(["best", "nowhere"]) == 2
+
+
+def test_settings_are_compared_on_seeds_that_they_share() -> None:
+    def places(**seeds: list[int]) -> list[int]:
+        return with_shared_seeds([{"protocol": name, "seed": seed} for name, of in seeds.items() for seed in of])
+
+    assert places(safa=[0, 1], fedavg=[0, 1]) == [0, 1, 2, 3]
+    assert places(safa=[0, 1, 2], fedavg=[0, 1, 2], fedcs=[0]) == [0, 1, 2, 3, 4, 5], "one that has only begun waits"
+    assert places(safa=[0, 1, 2], fedavg=[1, 2, 3]) == [1, 2, 3, 4]
+    assert places(safa=[0], fedavg=[1]) == [0]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import safa
 
-__all__ = ["check", "write", "write_kind"]
+__all__ = ["check", "is_same_kind", "write", "write_kind"]
 
 FOLDER = Path(__file__).parent
 EXACT, NEAR = 1e-7, 1e-4
@@ -43,6 +43,11 @@ def write_kind() -> None:
     _KIND.write_text(json.dumps(_kind(), indent=2) + "\n", encoding="utf-8")
 
 
+def is_same_kind() -> bool:
+    """Whether this machine is of the kind that the files were made on."""
+    return bool(json.loads(_KIND.read_text(encoding="utf-8")) == _kind())
+
+
 def write(name: str, run: safa.Run) -> None:
     """Freeze a run under a name."""
     _rounds_file(name).write_bytes(gzip.compress(_rounds_of(run), mtime=0))
@@ -52,11 +57,10 @@ def write(name: str, run: safa.Run) -> None:
 def check(name: str, run: safa.Run) -> None:
     """Fail if a run has other rounds or another model than the frozen one."""
     frozen, made = gzip.decompress(_rounds_file(name).read_bytes()), _rounds_of(run)
-    is_same_kind = json.loads(_KIND.read_text(encoding="utf-8")) == _kind()
-    if not is_same_kind:
+    if not is_same_kind():
         frozen = _with_near_scores(frozen, made)
     assert made == frozen, f"{name}: {_first_difference(frozen, made)}"
-    _check_model(name, load(_model_file(name).read_bytes()), run.model(), EXACT if is_same_kind else NEAR)
+    _check_model(name, load(_model_file(name).read_bytes()), run.model(), EXACT if is_same_kind() else NEAR)
 
 
 def _rounds_of(run: safa.Run) -> bytes:

@@ -221,6 +221,11 @@ def test_settings_are_coloured_by_what_varies() -> None:
     assert f"Grey: settings behind the first {MOST}." in text_of(sweep_page(rows))
 
 
+def test_settings_that_hardly_differ_are_two() -> None:
+    rows = [row | {"fraction": value} for row in timed(safa=[100.0, 200.0]) for value in (0.30001, 0.30002)]
+    assert [setting.name for setting in answered(rows).settings] == ["C 0.30001", "C 0.30002"]
+
+
 def test_the_page_of_one_setting_compares_nothing() -> None:
     page = sweep_page(timed(safa=[100.0, 200.0]))
     assert "There is one setting only, so there is nothing to compare." in text_of(page)

@@ -239,6 +239,9 @@ class Best:
             return f"is worse by {behind.mean:.3g}{range_}"
         return f"takes {behind.mean:.3g} times as long{range_}"
 
+    def __repr__(self) -> str:
+        return f"<{' '.join(self.sentences())}>"
+
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""
         return {

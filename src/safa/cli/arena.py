@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from safa.cli.arguments import add_engine, engine_of
+from safa.cli.live import watched
+from safa.cli.progress import Progress
 from safa.experiments.arena import STAGES, Arena, Row
 from safa.experiments.arena_plan import Plan, World
 from safa.experiments.arena_tables import write_results
@@ -51,7 +52,11 @@ def run(arguments: argparse.Namespace) -> None:
     worlds = plan.chosen(name.strip() for name in arguments.worlds.split(",") if name.strip())
     plan.check(worlds)
     folder = Path(arguments.out) if arguments.out else Path("runs") / f"arena-{Path(arguments.plan).stem}"
-    arena = Arena(plan, folder, stack=arguments.stack, watch=_unwatched if arguments.quiet else _watched)
+
+    def watch(words: str, rows: Iterable[Row], total: int) -> Iterable[Row]:
+        return watched(rows, Progress(total, "run", title=words), lambda row: row, quiet=arguments.quiet)
+
+    arena = Arena(plan, folder, stack=arguments.stack, watch=watch)
     stages = [arguments.stage] if arguments.stage else list(STAGES)
     try:
         _run(arguments, arena, worlds, stages)
@@ -77,15 +82,3 @@ def _page(folder: Path) -> Path:
     except ModuleNotFoundError:
         return folder / "arena.md"
     return write_report(folder)
-
-
-def _unwatched(_: str, rows: Iterable[Row], __: int) -> Iterable[Row]:
-    return rows
-
-
-def _watched(words: str, rows: Iterable[Row], total: int) -> Iterable[Row]:
-    """The rows, with a line on stderr for every tenth of them: it is read in logs as well."""
-    for number, row in enumerate(rows, start=1):
-        if number == total or number % max(1, total // 10) == 0:
-            print(f"{words}: {number} of {total} runs", file=sys.stderr, flush=True)
-        yield row

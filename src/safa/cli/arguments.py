@@ -14,12 +14,14 @@ from safa.experiments.engines import ENGINES, Engine, make_engine
 from safa.runs import presets
 from safa.runs.settings import Settings
 from safa.tasks import TASKS
+from safa.trackers import find_trackers
 
 __all__ = [
     "add_address",
     "add_engine",
     "add_options",
     "add_settings",
+    "add_track",
     "engine_of",
     "foreign_settings",
     "given_options",
@@ -68,6 +70,28 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         "--address",
         metavar="ADDRESS",
         help="the address of a Ray cluster (default: that in RAY_ADDRESS; without, Ray is started on this machine)",
+    )
+
+
+class _Track(argparse.Action):
+    """Takes the names of trackers, and refuses what cannot be used before anything is begun."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None
+    ) -> None:
+        find_trackers(values)
+        namespace.track = [*namespace.track, values]
+
+
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """The option that names trackers."""
+    parser.add_argument(
+        "--track",
+        metavar="NAME[,NAME]",
+        action=_Track,
+        default=[],
+        help="follow the run in tensorboard, mlflow or wandb (safa trackers lists what there is); their files go into "
+        "tensorboard, mlruns and wandb beside the run's folder",
     )
 
 

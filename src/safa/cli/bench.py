@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from safa.bench.growth import WHAT, Fit, Point, fits, measure, plan, write
-from safa.cli.show import print_table, with_progress
+from safa.cli.console import Terminal
+from safa.cli.live import watched
+from safa.cli.progress import Progress
+from safa.cli.show import print_table
 from safa.runs import new_folder
 
 __all__ = ["add", "run"]
@@ -43,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     repeats = (2 if arguments.quick else 3) if arguments.repeats is None else arguments.repeats
     jobs = plan(arguments.what.split(","), quick=arguments.quick, repeats=repeats)
     folder = new_folder(Path(arguments.out), force=False) if arguments.out else None
-    points = list(with_progress(map(measure, jobs), len(jobs), "sizes", quiet=arguments.quiet))
+    progress = Progress(len(jobs), "size")
+    points = list(watched(map(measure, jobs), progress, lambda _: {}, quiet=arguments.quiet))
     found = fits(points)
     files = write(points, folder) if folder else []
     if arguments.json:
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     _print(points, found)
     for path in files:
-        Console(highlight=False).print(f"Written to {path}", soft_wrap=True)
+        Terminal().print(f"Written to {path}", soft_wrap=True)
 
 
 def _print(points: Sequence[Point], found: Sequence[Fit]) -> None:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.cli.show import print_table
 from safa.paper.bias import bias_figure, bias_report, describe, table
 from safa.runs import new_folder, next_folder
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     report = bias_report(*rates, **counts)
     folder = new_folder(Path(arguments.out) if arguments.out else next_folder("bias"), force=False)
     files = save(bias_figure(report).properties(width="container"), folder / "bias")
-    console = Console(highlight=False)
+    console = Terminal()
     for line in describe(report):
         console.print(line, soft_wrap=True)
     print_table(*table(report))

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ __all__ = ["entry", "main"]
 
 _COMMANDS = (
     "run", "sweep", "best", "arena", "report", "serve", "replay", "reproduce", "bias", "deploy", "bench", "protocols",
-    "aggregators", "partitions", "tasks",
+    "aggregators", "partitions", "tasks", "trackers",
 )  # fmt: skip
 """Modules of `safa.cli`, each with the command of its name."""
 _BAD_INPUT, _STOPPED, _CLOSED_PIPE = 2, 130, 141
@@ -66,20 +67,33 @@ def _parser(named: str = "") -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        given = sys.argv[1:] if argv is None else argv
+        _perform(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt as stop:
+        _say(f"stopped{f'; {stop}' if str(stop) else ''}")
+        return _STOPPED
+    except BrokenPipeError:
+        return _CLOSED_PIPE
+    except (SafaError, MemoryError, OSError) as error:
+        _say(_sentence(error))
+        return _BAD_INPUT
+    return 0
+
+
+def _perform(given: Sequence[str]) -> None:
+    """Run a command; that its output cannot be written shows now, and not when nobody can handle it."""
+    try:
         arguments = _parser(given[0] if given else "").parse_args(given)
         command: Callable[[argparse.Namespace], None] = arguments.command
         command(arguments)
-    except KeyboardInterrupt as stop:
-        print(f"safa: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
-        return _STOPPED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CLOSED_PIPE
-    except (SafaError, MemoryError, OSError) as error:
-        print(f"safa: {_sentence(error)}", file=sys.stderr)
-        return _BAD_INPUT
-    return 0
+    except SystemExit:  # of --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # who would have read it may be gone, as tee is after Ctrl-C
+        print(f"safa: {sentence}", file=sys.stderr, flush=True)
 
 
 def _sentence(error: Exception) -> str:
@@ -100,9 +114,13 @@ def entry() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the shell has it ignored
         signal.signal(signal.SIGINT, _first_interrupt)
     code = main()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # has been reported, where anybody listens
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code == _STOPPED:
         # All results are on the disk already. The ordinary exit waits for worker processes; they end by themselves.
-        sys.stdout.flush()
         disconnect()
         os._exit(code)
     sys.exit(code)
@@ -119,5 +137,5 @@ def _first_interrupt(*_: Any) -> None:
 
 def _exit_now() -> None:
     """End the program from another thread: the main thread may be inside a library that ignores Ctrl-C."""
-    print("safa: stopped", file=sys.stderr, flush=True)
+    _say("stopped")
     os._exit(_STOPPED)

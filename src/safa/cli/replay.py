@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.experiments.replay import replay
 from safa.runs import load_run, write_atomically
 from safa.runs.storage import writing
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out:
         _save(model, Path(arguments.out))
     outcome = _outcome(model, own, is_finished=replayed.summary is not None)
-    Console(highlight=False).print(outcome, soft_wrap=True)
+    Terminal().print(outcome, soft_wrap=True)
 
 
 def _save(model: dict[str, Tensor], file: Path) -> None:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.errors import SafaError
 
 __all__ = ["add", "run"]
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         page = _reproduction_page(folders[0])
     else:
         page = write_report(folders if len(folders) > 1 else folders[0], arguments.out, target=arguments.target)
-    Console().print(f"Written to {page}", highlight=False, soft_wrap=True)
+    Terminal().print(f"Written to {page}", soft_wrap=True)
 
 
 def _reproduction_page(folder: Path) -> Path:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from safa.cli.arguments import add_engine, engine_of
-from safa.cli.show import print_table, with_progress
+from safa.cli.console import Terminal
+from safa.cli.live import LiveView
+from safa.cli.progress import Progress
+from safa.cli.show import print_table
 from safa.errors import SafaError
 from safa.experiments.engines import Engine
 from safa.paper import grid
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
     page = reproduction.write_reproduction(folder, bias=bias)
     if not arguments.quiet:
         _print(reproduction.Reproduction.read(folder, bias))
-        Console(stderr=True).print(f"Written to {page}", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"Written to {page}", soft_wrap=True)
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Job]:
@@ -106,18 +107,19 @@ def _run_missing(arguments: argparse.Namespace, folder: Path, jobs: Sequence[Job
     results = Results(folder / RESULTS)
     missing = results.missing(jobs)
     start = time.perf_counter()
-    done = 0
+    before, work = len(jobs) - len(missing), sum(job.weight for job in jobs)
+    worked = work - sum(job.weight for job in missing)
+    progress = Progress(len(jobs), "run", done=before, work=work, worked=worked)
     try:
-        finished = collect(missing, results, engine=engine)
-        total = sum(job.weight for job in missing)
-        for _ in with_progress(finished, total, "runs", quiet=arguments.quiet, weigh=lambda job: job.weight):
-            done += 1
+        with LiveView(progress, quiet=arguments.quiet) as view:
+            for job in collect(missing, results, engine=engine):
+                view.run((results.get(job) or {}).get("summary", {}), job.weight)
     except KeyboardInterrupt:
-        kept = f"{len(jobs) - len(missing) + done} of {len(jobs)} runs are finished"
+        kept = f"{progress.done} of {len(jobs)} runs are finished"
         raise KeyboardInterrupt(f"{kept} and kept in {folder}; the same command resumes") from None
     finally:
-        if done:
-            _note_session(arguments, folder, done, time.perf_counter() - start)
+        if progress.done > before:
+            _note_session(arguments, folder, progress.done - before, time.perf_counter() - start)
 
 
 def _note_session(arguments: argparse.Namespace, folder: Path, done: int, seconds: float) -> None:

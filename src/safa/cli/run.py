@@ -9,13 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safa.cli.arguments import add_address, add_settings, given_settings, settings_of
-from safa.cli.show import print_summary, with_progress
+from safa.cli.arguments import add_address, add_settings, add_track, given_settings, settings_of
+from safa.cli.live import LiveView
+from safa.cli.progress import Progress
+from safa.cli.show import print_summary
 from safa.cluster import connect
 from safa.errors import SafaError
+from safa.experiments.callbacks import Callbacks
 from safa.experiments.simulate import Experiment, resume_run, run_to_end
 from safa.runs import RunWriter, Settings, load_run, next_folder, plain
 from safa.tasks import TASKS
+from safa.trackers import find_trackers, track_folder
 
 __all__ = ["add", "run"]
 
@@ -32,6 +36,7 @@ def add(commands: Any) -> None:
     parser.add_argument("task", metavar="TASK", nargs="?", help=f"one of {', '.join(TASKS)}; not needed with --config")
     add_settings(parser, lists=False)
     add_address(parser)
+    add_track(parser)
     parser.add_argument("--config", metavar="FILE", help="settings from a config.toml; options override it")
     parser.add_argument(
         "--resume",
@@ -55,7 +60,11 @@ def run(arguments: argparse.Namespace) -> None:
     for words in (experiment.trainer_words, experiment.learning_rate_words, experiment.caution):
         if words and not arguments.quiet:
             print(f"safa: {words}", file=sys.stderr)
-    _finish(experiment, writer, quiet=arguments.quiet)
+    folder = writer.folder if writer else None
+    with track_folder(find_trackers(arguments.track), folder, tell=_tell) as tracking:
+        _finish(experiment, writer, Callbacks([tracking]), quiet=arguments.quiet)
+        if folder is not None:
+            tracking.on_end(load_run(folder))
     if experiment.doubt and not arguments.quiet:
         print(f"safa: {experiment.doubt}", file=sys.stderr)
     result = experiment.summary() | {"wall_time_s": time.perf_counter() - start}
@@ -65,16 +74,21 @@ def run(arguments: argparse.Namespace) -> None:
         print_summary(settings, result, writer)
 
 
-def _finish(experiment: Experiment, writer: RunWriter | None, *, quiet: bool) -> None:
+def _tell(sentence: str) -> None:
+    print(f"safa: {sentence}", file=sys.stderr)
+
+
+def _finish(experiment: Experiment, writer: RunWriter | None, callbacks: Callbacks, *, quiet: bool) -> None:
     """Run all rounds that are left; Ctrl-C says how many are finished and how to resume."""
-    finished, total = experiment.server.finished, experiment.settings.rounds
+    settings = experiment.settings
+    progress = Progress(settings.rounds, "round", done=experiment.server.finished, at_most=bool(settings.until))
     try:
-        rounds = run_to_end(experiment, writer)
-        for record in with_progress(rounds, total, "rounds", quiet=quiet, done=finished):
-            finished = record.round
+        with LiveView(progress, quiet=quiet) as view:
+            for record in run_to_end(experiment, writer, callbacks):
+                view.round(record)
     except KeyboardInterrupt:
         folder = f" and can be read in {writer.folder}; resume with --resume {writer.folder}" if writer else ""
-        raise KeyboardInterrupt(f"{finished} of {total} rounds are finished{folder}") from None
+        raise KeyboardInterrupt(f"{progress.done} of {settings.rounds} rounds are finished{folder}") from None
 
 
 def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
@@ -84,7 +98,7 @@ def _new(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter | None]:
     experiment = Experiment(chosen)
     settings = experiment.settings
     folder = Path(arguments.out) if arguments.out else None
-    if folder is None and settings.train and not arguments.json:
+    if folder is None and (arguments.track or (settings.train and not arguments.json)):
         folder = next_folder(f"{settings.task}-{settings.protocol}")
     return experiment, RunWriter.begin(folder, settings, force=arguments.force) if folder else None
 
@@ -101,7 +115,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Experiment, RunWriter]:
         arguments.resume,
         arguments.task,
         schedule=schedule,
-        tell=lambda sentence: print(f"safa: {sentence}", file=sys.stderr),
+        tell=_tell,
         how=lambda task: f"safa run {task} --resume {arguments.resume}",
     )
 

@@ -1,70 +1,23 @@
-"""Output in a terminal: progress, summaries, tables. What draws them is loaded when there is something to show."""
+"""Output in a terminal: summaries and tables. What draws them is loaded when there is something to show."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from safa.analysis import all_metrics, target_words
 from safa.runs import RunWriter
 from safa.runs.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["print_names", "print_summary", "print_table", "with_progress"]
+    from safa.cli.console import Terminal
+
+__all__ = ["print_names", "print_summary", "print_table"]
 
 _TABLE_WIDTH = 110
 """The least width of a table: a number that is cut off is worse than a line that wraps."""
-_PROGRESS_AFTER_S = 2.0
-_T = TypeVar("_T")
-
-
-def with_progress(
-    items: Iterable[_T],
-    total: float,
-    unit: str,
-    *,
-    quiet: bool,
-    done: int = 0,
-    weigh: Callable[[_T], float] | None = None,
-) -> Iterator[_T]:
-    """The items, with a progress bar on stderr if they take more than two seconds; `done` items came before them.
-
-    If some items take longer than others, `weigh` says how much of the `total` each of them is.
-    """
-    bar, start, completed = None, time.perf_counter(), float(done)
-    try:
-        for number, item in enumerate(items, start=done):
-            if bar is None and not quiet and time.perf_counter() - start > _PROGRESS_AFTER_S:
-                bar = _bar(weighed=weigh is not None)
-                job = bar.add_task(unit, total=total, completed=done, count="")
-                bar.start()
-            completed = number if weigh is None else completed + weigh(item)
-            if bar is not None:
-                bar.update(job, completed=completed, count=f"{number + 1} done")
-            yield item
-    finally:
-        if bar is not None:
-            bar.stop()
-
-
-def _bar(*, weighed: bool) -> Progress:
-    from rich import progress
-    from rich.console import Console
-
-    counted = (progress.TaskProgressColumn(), progress.TextColumn("{task.fields[count]}"))
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        *(counted if weighed else (progress.MofNCompleteColumn(),)),
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def print_names(title: str, summaries: Mapping[str, str]) -> None:
@@ -83,19 +36,19 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     _wide_console().print(table)
 
 
-def _wide_console() -> Console:
-    from rich.console import Console
+def _wide_console() -> Terminal:
+    from safa.cli.console import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.width = max(console.width, _TABLE_WIDTH)
     return console
 
 
 def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter | None) -> None:
     """The most important settings of a run, its metrics, and where it was written."""
-    from rich.console import Console
+    from safa.cli.console import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(
         f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
         f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, "

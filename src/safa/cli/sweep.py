@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from safa.cli.arguments import add_engine, add_settings, engine_of, foreign_settings, given_settings
-from safa.cli.show import with_progress
+from safa.cli.arguments import add_engine, add_settings, add_track, engine_of, foreign_settings, given_settings
+from safa.cli.console import Terminal
+from safa.cli.live import LiveView
+from safa.cli.progress import Progress
 from safa.cli.sweep_tables import print_settings
 from safa.errors import SafaError
 from safa.experiments.engines import Engine
@@ -50,6 +50,7 @@ def add(commands: Any) -> None:
         "models (these, too), curves (the main metric over time, in a column), or nothing (default: records)",
     )
     add_engine(parser)
+    add_track(parser)
     parser.add_argument(
         "--stack", metavar="N", type=int, default=1,
         help="train up to N runs at a time as one computation, which pays on a GPU (default: 1)",
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.quiet:
         sweep = load_sweep(folder)
         print_settings(sweep.settings())
-        Console(stderr=True).print(f"{len(runs)} runs in {sweep.place.table}", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"{len(runs)} runs in {sweep.place.table}", soft_wrap=True)
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, list[Any]]:
@@ -92,13 +93,17 @@ def _seeds(text: str) -> list[str]:
 
 def _finish(arguments: argparse.Namespace, runs: list[Settings], folder: Path, engine: Engine) -> None:
     """Run what is missing; Ctrl-C says how many runs are finished and how to resume."""
-    finished = 0
+    progress = Progress(len(runs), "run")
     try:
-        rows = run_sweep(runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force)
-        for _ in with_progress(rows, len(runs), "runs", quiet=arguments.quiet):
-            finished += 1
+        rows = run_sweep(
+            runs, folder, engine=engine, stack=arguments.stack, keep=arguments.keep, force=arguments.force,
+            track=arguments.track,
+        )  # fmt: skip
+        with LiveView(progress, quiet=arguments.quiet) as view:
+            for row in rows:
+                view.run(row)
     except KeyboardInterrupt:
         there = SweepFolder.of(folder, runs, arguments.keep)
-        finished = max(finished, sum(map(there.is_finished, range(len(runs)))))  # those that are not in the table yet
-        kept = f"{finished} of {len(runs)} runs are finished and kept in {folder}"
+        written = sum(map(there.is_finished, range(len(runs))))  # some may not be in the table yet
+        kept = f"{max(progress.done, written)} of {len(runs)} runs are finished and kept in {folder}"
         raise KeyboardInterrupt(f"{kept}; resume with the same command and --out {folder}") from None

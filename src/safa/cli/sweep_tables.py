@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from safa.analysis.compare import Best, Setting, Standing
 from safa.analysis.statistics import Interval
+from safa.cli.console import Terminal
 
 __all__ = ["print_best", "print_settings"]
 
@@ -126,10 +126,10 @@ def _print_table(settings: Sequence[str], titles: Sequence[str], lines: Iterable
         table.add_column(title, justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*("" if cell is None else escape(str(cell)) for cell in line))
-    console = Console(highlight=False)
+    console = Terminal()
     console.width = _WIDEST
     console.print(table)
 
 
 def _print_line(text: str) -> None:
-    Console(highlight=False).print(escape(text), soft_wrap=True)
+    Terminal().print(escape(text), soft_wrap=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.tasks import TASKS
 
 __all__ = ["add", "run"]
@@ -25,7 +24,7 @@ def add(commands: Any) -> None:
 
 def run(_: argparse.Namespace) -> None:
     """Print every task with its settings."""
-    console = Console(highlight=False)
+    console = Terminal()
     for task in TASKS.values():
         console.print(f"[bold]{task.name}[/bold]  {task.about}")
         console.print(

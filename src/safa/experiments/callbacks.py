@@ -94,6 +94,10 @@ class Callbacks:
         answers = [call(record, server) for call in map(_on_round, self.given) if call is not None]
         return any(answers)
 
+    def also(self, callback: Callback) -> Callbacks:
+        """These, and one more, which is called last."""
+        return Callbacks([*self.given, callback])
+
     def on_end(self, run: Run) -> None:
         """Call all of them at the end of a run."""
         for callback in self.given:

@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safa.analysis import METRICS, TARGET_METRICS, Target, reached
+from safa.analysis import METRICS, TARGET_METRICS, Curve, Target, higher_is_better, reached
 from safa.analysis.compare import Best, Row, Setting, by_setting, rank_by_metric, rank_by_target
 from safa.errors import SafaError
 from safa.runs import Run
 from safa.runs.frames import frame
 from safa.runs.sweep_folder import SweepFolder
 from safa.runs.table import parsed_row, read_cells, row_of
+
+if TYPE_CHECKING:
+    import altair as alt
 
 __all__ = ["Sweep", "best", "load_sweep", "read_rows"]
 
@@ -57,13 +60,12 @@ class Sweep:
         The target is `METRIC=VALUE[,held=ROUNDS]`. Without one it is that of the sweep (`until`); where there is none,
         the settings are compared by the main metric of the last model.
         """
-        chosen = self._task(task)
-        numbers = [number for number, row in enumerate(self.rows) if row["task"] == chosen]
+        chosen, numbers = self._task(task), self._numbers(task)
         rows = [self.rows[number] for number in numbers]
         if all(row.get("last_loss") is None for row in rows):
             raise SafaError(f"no model was evaluated in the runs of {self.folder}, so that there is no best setting")
         varied = [self.place.varied[number] for number in numbers]
-        directions = {n.removeprefix("metric."): way for n, way in rows[0].items() if n.startswith("metric.") and way}
+        directions = _directions(rows[0])
         own = list(dict.fromkeys(str(row.get("until") or "") for row in rows))
         if target is None and len(own) > 1:
             raise SafaError(f"the runs of the sweep had several targets; name one, such as {own[0] or own[1]}")
@@ -74,6 +76,83 @@ class Sweep:
         if wanted != until:
             rows = [row | self._reached(number, wanted, until) for number, row in zip(numbers, rows, strict=True)]
         return rank_by_target(chosen, by_setting(varied, rows), wanted, until)
+
+    def curves(self, metric: str | None = None, *, task: str | None = None) -> dict[str, list[Curve]]:
+        """A metric of the global models over time, the main one by default: for every setting a curve a seed."""
+        numbers = self._numbers(task)
+        places = by_setting([self.place.varied[number] for number in numbers], [{"run": n} for n in numbers])
+        return {place.name: [self._curve(row["run"], metric) for row in place.rows] for place in places}
+
+    def plot(self, metric: str | None = None, *, over: str = "time", task: str | None = None) -> alt.LayerChart:
+        """A chart of Altair: the mean over the seeds, with a band from the lowest to the highest.
+
+        Over time it shows a metric of the problem or the loss, the main metric by default. Over a setting that was
+        varied, such as `over="fraction"`, it shows a column of `rows`: the time to the target by default, or the main
+        metric of the last model where there is no target.
+        """
+        from safa.report.plots import curves_chart, rows_chart
+
+        row = self.rows[self._numbers(task)[0]]
+        directions, until = _directions(row), row.get("until")
+        main = next(iter(directions), "loss")
+        if over == "time":
+            target = Target.parse(until, directions) if until else None
+            return curves_chart(self.curves(metric, task=task), metric or main, target)
+        column = metric or ("time_to_target_s" if until else main)
+        return rows_chart(self._against(over, task), over, column if column in row else f"last_{column}", "others")
+
+    def _against(self, setting: str, task: str | None) -> list[Row]:
+        """The rows, each with the value of a setting as the plan has it, and the other values in words."""
+        varied = [self.place.varied[number] for number in self._numbers(task)]
+        names = [name for name in varied[0] if name not in (setting, "seed")]
+        if setting not in varied[0]:
+            raise SafaError(f"{setting} was not varied in this sweep; over may be time, {', '.join(varied[0])}")
+        others = [Setting({name: values[name] for name in names}, []).name if names else "" for values in varied]
+        rows = (self.rows[number] for number in self._numbers(task))
+        return [
+            row | {setting: values[setting], "others": words}
+            for row, values, words in zip(rows, varied, others, strict=True)
+        ]
+
+    def _repr_html_(self) -> str:
+        from safa.report.cards import sweep_card
+
+        return sweep_card(f"Sweep on {', '.join(self.tasks)}", self._planned(), list(map(self._answer, self.tasks)))
+
+    def __repr__(self) -> str:
+        return f"<Sweep on {', '.join(self.tasks)}, {self._planned()}>"
+
+    def _planned(self) -> str:
+        """How many runs there are, and of what, in words."""
+        settings = self.settings()
+        counts = {"setting": len(settings), "seed": len(settings[0].rows)}
+        parts = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items()]
+        return f"{len(self.rows)} runs: {' x '.join(parts)}"
+
+    def _answer(self, task: str) -> Best | str:
+        """The best setting on a task, or why there is none."""
+        try:
+            return self.best(task=task)
+        except SafaError as error:
+            return str(error)
+
+    def _curve(self, number: int, metric: str | None) -> Curve:
+        """A metric over the time of a run, from its records, or as it was kept."""
+        row, directions = self.rows[number], _directions(self.rows[number])
+        main = next(iter(directions), "loss")
+        name = metric or main
+        if name not in (*directions, "loss"):
+            raise SafaError(f"there is no metric {name!r}; there is {', '.join((*directions, 'loss'))}")
+        if self.place.keeps_runs:
+            return _curve_of(self.place.run(number), name, higher=higher_is_better(name, directions))
+        if name != main or "curve" not in row:
+            raise SafaError(f"the sweep in {self.folder} kept no {name} over time")
+        return Curve.parse(row["curve"], higher=higher_is_better(name, directions))
+
+    def _numbers(self, task: str | None) -> list[int]:
+        """The places of the runs of a task in `rows`."""
+        chosen = self._task(task)
+        return [number for number, row in enumerate(self.rows) if row["task"] == chosen]
 
     def _task(self, task: str | None) -> str:
         if task is None and len(self.tasks) > 1:
@@ -88,6 +167,16 @@ class Sweep:
             what = f"only its own target, {until}, can" if until else "no target can"
             raise SafaError(f"the records of the runs in {self.folder} were not kept, so that {what} be asked for")
         return reached(self.place.run(number).records(), target)
+
+
+def _directions(row: Row) -> dict[str, str]:
+    """The metrics of a run's problem, the main one first: "higher" or "lower", whichever is better."""
+    return {name.removeprefix("metric."): way for name, way in row.items() if name.startswith("metric.") and way}
+
+
+def _curve_of(run: Run, metric: str, *, higher: bool) -> Curve:
+    found = [(at_s, scores[metric]) for at_s, scores in run.evaluations() if metric in scores]
+    return Curve([at_s for at_s, _ in found], [value for _, value in found], higher)
 
 
 def best(folder: str | Path, target: str | None = None, *, task: str | None = None) -> Best:

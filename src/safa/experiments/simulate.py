@@ -27,6 +27,7 @@ from safa.server import Server
 from safa.server.resume import find_checkpoint
 from safa.simulation import drive, run_rounds
 from safa.tasks import TASKS, given_task, load_problem, problem_of
+from safa.trackers import Tracker, find_trackers, track_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -289,19 +290,23 @@ def resume(
     *,
     schedule: str | Callable[[int], float] | None = None,
     callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str | Tracker] = (),
 ) -> Run:
     """Resume the run in a folder where it was stopped, run it to its end, and return it.
 
     It comes to the same bytes as if it had never been stopped. `problem` is needed where the task of the run is not
     built in: the problem itself, a function that makes it, or its name as `package.module:attribute`. `schedule` is
-    needed where the schedule of the run is a function: that function, or the schedule as text. `callbacks` are as for
-    `simulate`.
+    needed where the schedule of the run is a function: that function, or the schedule as text. `callbacks` and `track`
+    are as for `simulate`; a tracker continues the run that it has of this folder.
     """
-    told = Callbacks(callbacks, load_run(folder).settings)
+    told, trackers = Callbacks(callbacks, load_run(folder).settings), find_trackers(track)
     experiment, writer = resume_run(folder, problem, schedule=schedule)
-    for _ in run_to_end(experiment, writer, told, _last_round(folder, experiment) if callbacks else None):
-        pass
-    return _ended(experiment, load_run(folder), told)
+    last = _last_round(folder, experiment) if callbacks else None
+    with track_folder(trackers, Path(folder)) as tracking:
+        told = told.also(tracking)
+        for _ in run_to_end(experiment, writer, told, last):
+            pass
+        return _ended(experiment, load_run(folder), told)
 
 
 def _last_round(folder: str | Path, experiment: Experiment) -> RoundRecord | None:
@@ -325,29 +330,31 @@ def simulate(
     force: bool = False,
     preset: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str | Tracker] = (),
     **settings: Unpack[SettingsOptions],
 ) -> Run:
     """Run a protocol on a task, on a problem of your own, or on one that a function of yours makes; return the run.
 
     Settings are those of the command line, by name: `simulate("boston", protocol="fedavg", fraction=0.3, seed=1)`. With
     `out` the run is written to that folder, too. `callbacks` are called after every round and at the end; see
-    `safa.experiments.callbacks`.
+    `safa.experiments.callbacks`. `track` names trackers (`safa.trackers`), whose files go beside the folder `out`.
     """
+    trackers = find_trackers(track)
+    if trackers and out is None:
+        raise SafaError("track needs out, the folder of the run: trackers put their files beside it")
     named = given_task(task)
     chosen = Settings.of(named, preset=preset, **settings)
     experiment = Experiment(chosen, None if isinstance(task, str) else named.load())
     chosen = experiment.settings
     told = Callbacks(callbacks, chosen)
     writer = RunWriter.begin(Path(out), chosen, force=force) if out is not None else None
-    records = list(run_to_end(experiment, writer, told))
-    run = Run(
-        settings=chosen,
-        summary=experiment.summary(),
-        folder=Path(out) if out is not None else None,
-        held_records=records,
-        held_model=experiment.model(),
-    )
-    return _ended(experiment, run, told)
+    folder = Path(out) if out is not None else None
+    with track_folder(trackers, folder) as tracking:
+        told = told.also(tracking)
+        records = list(run_to_end(experiment, writer, told))
+        summary, model = experiment.summary(), experiment.model()
+        run = Run(settings=chosen, summary=summary, folder=folder, held_records=records, held_model=model)
+        return _ended(experiment, run, told)
 
 
 def _with_threads(settings: Settings) -> Settings:

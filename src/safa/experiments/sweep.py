@@ -8,7 +8,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -18,13 +18,14 @@ import numpy as np
 
 from safa.analysis import METRICS, TARGET_METRICS, client_metrics, score_metrics
 from safa.errors import SafaError
+from safa.experiments.callbacks import Callbacks
 from safa.experiments.engines import Engine, LocalEngine, make_engine
 from safa.experiments.results import Sweep, load_sweep, read_rows
 from safa.experiments.simulate import Experiment, fleet_of, run_to_end, trainer_name
 from safa.experiments.stack import group_runs, run_side_by_side
 from safa.fleet import check_sizes
 from safa.protocol import build
-from safa.runs import RunWriter
+from safa.runs import Run, RunWriter
 from safa.runs.options import SweepOptions
 from safa.runs.settings import Settings, refuse_unused
 from safa.runs.storage import append, write_atomically, writing
@@ -33,13 +34,34 @@ from safa.runs.table import csv_line, parsed_row, row_of
 from safa.runs.values import COLUMNS
 from safa.simulation import run_rounds
 from safa.tasks import UNNAMED, Task, find_task, given_task
+from safa.trackers import Place, Tracking, find_trackers
 
 if TYPE_CHECKING:
     from safa.tasks.problem import Problem
     from safa.training.setup import TrainerOf
 
-__all__ = ["check_runs", "columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
+__all__ = ["Out", "check_runs", "columns", "combinations", "one_thread", "run_one", "run_stack", "run_sweep", "sweep"]
 
+
+@dataclass(frozen=True, kw_only=True)
+class Out:
+    """What becomes of a run besides its row."""
+
+    path: Path | None = None
+    """Its folder, if it has one."""
+    keep: Keep = "records"
+    track: Sequence[str] = ()
+    """The names of its trackers."""
+    place: Place | None = None
+    """Which run it is to them."""
+
+    def tracking(self, settings: Settings) -> Tracking:
+        """What tells the trackers about the run with these settings."""
+        tracking = Tracking(find_trackers(self.track))
+        return tracking if self.place is None else tracking.begin(self.place, settings)
+
+
+_NOWHERE = Out()
 _Outcome = tuple[dict[str, Any] | Exception, dict[str, bytes]]
 """The row of a run, or the error that it ended with, and its files where they are still to be written."""
 _WORLD = tuple(COLUMNS)
@@ -109,52 +131,44 @@ def _one_per_world(runs: Sequence[Settings]) -> list[Settings]:
     return list({tuple(getattr(run, name) for name in names): run for run in runs}.values())
 
 
-def run_one(
-    settings: Settings, problem: Problem | None = None, *, path: Path | None = None, keep: Keep = "records"
-) -> dict[str, Any]:
-    """Simulate one run and return its row: settings and metrics. With `path`, its folder is written, too."""
+def run_one(settings: Settings, problem: Problem | None = None, out: Out = _NOWHERE) -> dict[str, Any]:
+    """Simulate one run and return its row: settings and metrics."""
     with one_thread() if settings.train else contextlib.nullcontext():
-        return _row_of_run(settings, problem, path=path, keep=keep)
+        return _row_of_run(settings, problem, out=out)
 
 
 def run_stack(
-    runs: Sequence[Settings],
-    problem: Problem | None = None,
-    *,
-    paths: Sequence[Path | None],
-    keep: Keep = "records",
+    runs: Sequence[Settings], outs: Sequence[Out], problem: Problem | None = None
 ) -> list[dict[str, Any] | Exception]:
     """The same for runs that are trained as one: the row of each, or the error that it ended with."""
     if len(runs) == 1:
-        return [run_one(runs[0], problem, path=paths[0], keep=keep)]
-    jobs = [partial(_row_of_run, settings, path=path, keep=keep) for settings, path in zip(runs, paths, strict=True)]
+        return [run_one(runs[0], problem, outs[0])]
+    jobs = [partial(_row_of_run, settings, out=out) for settings, out in zip(runs, outs, strict=True)]
     return run_side_by_side(runs, jobs, problem)
 
 
 def _row_of_run(
-    settings: Settings,
-    problem: Problem | None,
-    trainer_of: TrainerOf | None = None,
-    *,
-    path: Path | None,
-    keep: Keep,
+    settings: Settings, problem: Problem | None, trainer_of: TrainerOf | None = None, *, out: Out
 ) -> dict[str, Any]:
     experiment = Experiment(settings, problem, trainer_of)
-    if path is None:
-        for _ in run_to_end(experiment, None):
-            pass
-        summary = experiment.summary()
-    else:
-        summary = _write_run(experiment, path, with_model=keep == "models")
-    more = {_CURVE: str(experiment.server.metrics.curve)} if keep == "curves" else {}
+    with out.tracking(experiment.settings) as tracking:
+        callbacks = Callbacks([tracking])
+        if out.path is None:
+            for _ in run_to_end(experiment, None, callbacks):
+                pass
+            summary = experiment.summary()
+        else:
+            summary = _write_run(experiment, out.path, callbacks, with_model=out.keep == "models")
+        callbacks.on_end(Run(settings=experiment.settings, summary=summary))
+    more = {_CURVE: str(experiment.server.metrics.curve)} if out.keep == "curves" else {}
     return experiment.settings.values() | summary | more
 
 
-def _write_run(experiment: Experiment, path: Path, *, with_model: bool) -> dict[str, Any]:
+def _write_run(experiment: Experiment, path: Path, callbacks: Callbacks, *, with_model: bool) -> dict[str, Any]:
     """Run an experiment to its end and write its folder, without checkpoints; return its metrics."""
     writer = RunWriter.begin(unfinished_path(path), experiment.settings, force=True)
     try:
-        for record in run_to_end(experiment, None):
+        for record in run_to_end(experiment, None, callbacks):
             writer.add(record)
     except BaseException:
         writer.close()
@@ -197,15 +211,19 @@ def run_sweep(
     keep: Keep = "records",
     force: bool = False,
     problem: Problem | None = None,
+    track: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Simulate all runs, or those that are missing in the folder of this sweep, and give their rows in order.
 
     They are simulated in this process, or by an engine. The folder can be read at any moment. However often the sweep
     was stopped, and whatever the engine and its number of workers, the table in it ends with the same bytes. Up to
-    `stack` runs at a time are trained as one.
+    `stack` runs at a time are trained as one. Each run is tracked by the trackers of these names.
     """
+    engine = engine or LocalEngine()
     if stack < 1:
         raise SafaError(f"stack must be at least 1, not {stack}")
+    if find_trackers(track) and not engine.shares_disk:
+        raise SafaError("the runs of a sweep are tracked on this machine only: track needs the engine local")
     there = SweepFolder.of(folder, runs, keep)
     names = columns(runs, keep)
 
@@ -219,7 +237,8 @@ def run_sweep(
         with _table(there.table, names, [line for line, _ in finished]) as file:
             yield from (row for _, row in finished)
             made = _with_trainers(runs, used, problem)
-            for row in _rows(made, there, engine or LocalEngine(), stack, len(finished), problem):
+            job = partial(_job, folder=there, engine=engine, problem=problem, track=track)
+            for row in _rows(made, there, engine, stack, len(finished), job):
                 with writing(there.table):
                     append(file, csv_line([row.get(name) for name in names]))
                 yield row
@@ -265,14 +284,18 @@ def _table(path: Path, names: Sequence[str], lines: Sequence[bytes]) -> Iterator
         yield file
 
 
+_Job = Callable[[Sequence[Settings], Sequence[int]], Callable[[], list[_Outcome]]]
+"""What makes the job of a group of runs, of these settings and numbers."""
+
+
 def _rows(
-    runs: Sequence[Settings], folder: SweepFolder, engine: Engine, stack: int, skipped: int, problem: Problem | None
+    runs: Sequence[Settings], folder: SweepFolder, engine: Engine, stack: int, skipped: int, job: _Job
 ) -> Iterator[dict[str, Any]]:
     """The rows of all runs but those that are skipped, in order; what is finished and kept is read."""
     numbers = range(skipped, len(runs))
     missing = [number for number in numbers if not folder.is_finished(number)]
     left, early = set(missing), dict[int, dict[str, Any]]()
-    with contextlib.closing(_made(runs, group_runs(runs, missing, stack), folder, engine, problem)) as made:
+    with contextlib.closing(_made(runs, group_runs(runs, missing, stack), folder, engine, job)) as made:
         for number in numbers:
             while number in left and number not in early:
                 early |= [next(made)]
@@ -285,11 +308,11 @@ def _made(
     groups: Sequence[Sequence[int]],
     folder: SweepFolder,
     engine: Engine,
-    problem: Problem | None,
+    job: _Job,
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The rows of runs that are simulated now, with their numbers, as they finish; those of a group as one."""
     members = {f"run {folder.run_path(group[0]).name}": group for group in groups}
-    jobs = {name: _job([runs[n] for n in group], group, folder, engine, problem) for name, group in members.items()}
+    jobs = {name: job([runs[number] for number in group], group) for name, group in members.items()}
     for name, outcomes in engine.finished(jobs):
         for number, (outcome, files) in zip(members[name], outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -300,27 +323,37 @@ def _made(
 
 
 def _job(
-    runs: Sequence[Settings], numbers: Sequence[int], folder: SweepFolder, engine: Engine, problem: Problem | None
+    runs: Sequence[Settings],
+    numbers: Sequence[int],
+    *,
+    folder: SweepFolder,
+    engine: Engine,
+    problem: Problem | None,
+    track: Sequence[str],
 ) -> Callable[[], list[_Outcome]]:
     """What simulates a group of runs."""
     if not engine.shares_disk:
         return partial(_run_elsewhere, runs, folder.keep, keeps_runs=folder.keeps_runs)
-    paths = [folder.run_path(number) if folder.keeps_runs else None for number in numbers]
-    return partial(_run_here, runs, problem, paths, folder.keep)
+    return partial(_run_here, runs, [_out(folder, number, track) for number in numbers], problem)
 
 
-def _run_here(
-    runs: Sequence[Settings], problem: Problem | None, paths: Sequence[Path | None], keep: Keep
-) -> list[_Outcome]:
+def _out(folder: SweepFolder, number: int, track: Sequence[str]) -> Out:
+    """What becomes of a run of a sweep on this machine."""
+    path = folder.run_path(number)
+    place = Place.of(folder.path).within(path.name) if track else None
+    return Out(path=path if folder.keeps_runs else None, keep=folder.keep, track=track, place=place)
+
+
+def _run_here(runs: Sequence[Settings], outs: Sequence[Out], problem: Problem | None) -> list[_Outcome]:
     """Simulate runs on this machine, and write their folders."""
-    return [(outcome, {}) for outcome in run_stack(runs, problem, paths=paths, keep=keep)]
+    return [(outcome, {}) for outcome in run_stack(runs, outs, problem)]
 
 
 def _run_elsewhere(runs: Sequence[Settings], keep: Keep, *, keeps_runs: bool) -> list[_Outcome]:
     """Simulate runs on a machine that may have another disk: for each its row, and the files of its folder."""
     with TemporaryDirectory(prefix="safa-run-") as place:
         paths = [Path(place, str(number)) if keeps_runs else None for number in range(len(runs))]
-        outcomes = run_stack(runs, paths=paths, keep=keep)
+        outcomes = run_stack(runs, [Out(path=path, keep=keep) for path in paths])
         return [(outcome, _files_in(path)) for outcome, path in zip(outcomes, paths, strict=True)]
 
 
@@ -340,6 +373,7 @@ def sweep(
     address: str | None = None,
     stack: int = 1,
     keep: Keep = "records",
+    track: str | Sequence[str] = (),
     **settings: Unpack[SweepOptions],
 ) -> Sweep:
     """Run every combination of settings, each of which may be a list of values, and return the sweep.
@@ -349,8 +383,11 @@ def sweep(
     object does. It runs in this process, or with several `workers` in processes of this machine; such a program needs
     the usual `if __name__ == "__main__":`. With the engine `ray` it runs on the Ray cluster at `address` or at
     RAY_ADDRESS, or else on a Ray that is started here; `workers` is then how many runs are made at a time at most. Up
-    to `stack` runs at a time are trained as one, which pays on a GPU.
+    to `stack` runs at a time are trained as one, which pays on a GPU. `track` names trackers, one or several, which
+    follow every run (`safa.trackers`).
     """
+    if track and out is None:
+        raise SafaError("track needs out, the folder of the sweep: trackers put their files beside it")
     own = None if isinstance(task, str | Sequence) else given_task(task)
     tasks: Sequence[str | Task] = [task] if isinstance(task, str) else task if isinstance(task, Sequence) else []
     given = {name: _listed(name, value) for name, value in settings.items()}
@@ -365,7 +402,10 @@ def sweep(
     chosen = make_engine(engine, runs, workers=workers, address=address)
     folder = Path(out if out is not None else mkdtemp(prefix="safa-sweep-"))
     try:
-        for _ in run_sweep(runs, folder, engine=chosen, stack=stack, keep=keep, force=force, problem=problem):
+        track = [track] if isinstance(track, str) else track
+        for _ in run_sweep(
+            runs, folder, engine=chosen, stack=stack, keep=keep, force=force, problem=problem, track=track
+        ):
             pass
         found = load_sweep(folder)
     except BaseException:

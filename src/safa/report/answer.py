@@ -107,7 +107,9 @@ def _rank(
     """The order of the settings, and why it is that one."""
     task, settings = str(rows[0]["task"]), by_setting(places, [dict(row) for row in rows])
     if not any(_is_evaluated(row) for row in rows):
-        return rank_by_round_length(task, settings), "No model was trained, so the settings are ranked by their rounds."
+        return rank_by_round_length(
+            task, settings
+        ), "No model was trained, so the settings are ranked by the length of their rounds."
     own = {str(row.get("until") or "") for row in rows}
     until = Target.parse(own.pop(), ways) if len(own) == 1 and own != {""} else None
     target, why = _target(settings, ways, wanted, until)
@@ -225,7 +227,11 @@ def _evidence(best: Best, second: Standing) -> str:
     if behind is None:
         sooner, later = best.first.sooner_and_later(second.setting)
         return f"known to be behind in {sooner} and ahead in {later} of {seeds}"
-    return f"{LEVEL:.0%} interval {_range(behind)}{TIMES if best.target else ''}, {seeds} compared one by one"
+    return f"{LEVEL:.0%} interval {_range(behind)}{_unit(best)}, {seeds} compared one by one"
+
+
+def _unit(best: Best) -> str:
+    return TIMES if best.target else " s" if best.metric == "round_length_s" else ""
 
 
 def _range(interval: Interval) -> str:

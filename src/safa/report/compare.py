@@ -10,7 +10,7 @@ from typing import Any
 
 from safa.errors import SafaError
 from safa.report.page import Cell, Section, Table, render
-from safa.report.plan import Plan, distinct, shown_value, title
+from safa.report.plan import Plan, distinct, title
 from safa.report.sweep import comparison
 from safa.report.tables import Row, is_sweep, read_sweep, run_row
 from safa.report.words import number
@@ -117,7 +117,7 @@ class _ByFolder(Plan):
 
     def place(self, row: Row) -> dict[str, Any]:
         """The folder, what varies in it, and the seed."""
-        names = {title(name): shown_value(name, row[name]) for name in self.within[row[_FOLDER]]}
+        names = {title(name): self.shown(name, row[name]) for name in self.within[row[_FOLDER]]}
         return {_FOLDER: row[_FOLDER], **names, "seed": row["seed"]}
 
     def curve(self, row: Row) -> str:

@@ -11,7 +11,7 @@ from safa.analysis.compare import Setting, by_setting
 from safa.report.tables import DIRECTION, Row, is_setting
 from safa.report.words import TITLES, number, protocol_name
 
-__all__ = ["Plan", "directions", "distinct", "is_number", "short_title", "shown_value", "title"]
+__all__ = ["Plan", "directions", "distinct", "is_number", "short_title", "title"]
 
 _SERIES = 8
 """The most curves in one chart."""
@@ -64,7 +64,14 @@ class Plan:
 
     def place(self, row: Row) -> dict[str, Any]:
         """The setting and the seed of a run, for readers."""
-        return {title(name): shown_value(name, row.get(name)) for name in self.distinguishing} | {"seed": row["seed"]}
+        return {title(name): self.shown(name, row.get(name)) for name in self.distinguishing} | {"seed": row["seed"]}
+
+    def shown(self, name: str, value: Any) -> str:
+        """The value of a setting for readers: short, if it differs from the other values then."""
+        if name == "protocol":
+            return protocol_name(value)
+        values = self.varied.get(name, ())
+        return number(value) or "none" if len(set(map(number, values))) == len(values) else str(value)
 
     def settings(self, rows: Sequence[Row]) -> list[Setting]:
         """The settings of one task, each with its runs."""
@@ -73,7 +80,9 @@ class Plan:
     def curve(self, row: Row) -> str:
         """The name of the curve that a run belongs to, in charts along `x`."""
         return ", ".join(
-            shown_value(name, row[name]) if isinstance(row[name], str) else f"{short_title(name)} {number(row[name])}"
+            self.shown(name, row[name])
+            if isinstance(row[name], str)
+            else f"{short_title(name)} {self.shown(name, row[name])}"
             for name in self.series
         )
 
@@ -108,11 +117,6 @@ def _explained(name: str) -> str:
 def short_title(name: str) -> str:
     """The title without its unit."""
     return title(name).split(",")[0]
-
-
-def shown_value(name: str, value: Any) -> str:
-    """The value of a setting for readers."""
-    return protocol_name(value) if name == "protocol" else number(value) or "none"
 
 
 def _values(row: Row, names: Sequence[str]) -> tuple[Any, ...]:

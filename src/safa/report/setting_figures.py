@@ -90,7 +90,7 @@ def curves(answer: Answer, styled: Mapping[str, Style], *, height: int = 250) ->
     points = [point for setting in answer.settings for point in _points(setting, metric, size)]
     if not points:
         return None
-    x = alt.X("time:Q", title=f"simulated time, {unit}", scale=alt.Scale(zero=True, nice=False))
+    x = alt.X("time:Q", title=f"time, {unit}", scale=alt.Scale(zero=True, nice=False))
     own = [point for point in points if point["setting"] in styled]
     rest = [point for point in points if point["setting"] not in styled]
     layers = [*_bands_and_lines(own, x, metric, styled), *_grey(rest), *_target(answer, styled, size)]

@@ -119,7 +119,7 @@ def _curves(answer: Answer, styled: dict[str, Style]) -> Figure | None:
     caption = "Mean over the seeds; the band spans lowest to highest." if seeds > 1 else "One run a setting."
     caption += " A dot marks when the target is reached." if answer.target else ""
     caption += f" Grey: settings behind the first {MOST}." if len(answer.settings) > len(styled) else ""
-    said = f"{capital(metric)} over simulated time, a curve for each of {len(answer.settings)} settings."
+    said = f"{capital(metric)} over time, a curve for each of {len(answer.settings)} settings."
     return Figure(chart, f"{capital(metric)} over time", caption, said, wide=False)
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from safa.analysis import METRICS
 from safa.errors import SafaError
@@ -38,6 +38,7 @@ from safa.runs.settings import FORMAT, Settings
 from safa.runs.storage import PART, append, read_json, read_tensors, reading, write_atomically, writing
 
 if TYPE_CHECKING:
+    import altair as alt
     from torch import Tensor
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "SWEEP",
     "SWEEP_FORMAT",
     "TABLE",
+    "TRACKING",
     "Checkpoint",
     "Run",
     "RunWriter",
@@ -75,10 +77,12 @@ ROSTER = "roster.json"
 """In a deployment: who its clients are, by number, with name, size and details."""
 STATUS, STATUS_FORMAT = "status.json", "safa status 1"
 """In a deployment: the round under way and the clients, as of a second ago."""
+TRACKING = "tracking.json"
+"""Where a run or a sweep is tracked: the key by which trackers find it again."""
 _DEPLOYMENT, _LINK, _CLIENTS = "deployment.json", Path("flower", "link.json"), "clients"
 _FILES = (
     "report.html", _SUMMARY, _MODEL, _ROUNDS, ROSTER, STATUS, _DEPLOYMENT, "deploy.toml", "nodes.json", "unblock.json",
-    "expel.json", "expel.applying.json", "server.log", "lock", TABLE, _CONFIG, SWEEP,
+    "expel.json", "expel.applying.json", "server.log", "lock", TRACKING, TABLE, _CONFIG, SWEEP,
 )  # fmt: skip
 """The files that this program writes into the folder of a run or a sweep; those that mark it as such come last."""
 _BEGUN = (_CONFIG + PART, SWEEP + PART)
@@ -331,6 +335,28 @@ class Run:
         from safa.runs.frames import updates_frame
 
         return updates_frame(self.records())
+
+    def plot(self, metric: str | None = None, *, over: Literal["time", "round"] = "time") -> alt.LayerChart:
+        """A chart of Altair: a metric of the problem, or the loss, over time or rounds; the main one by default."""
+        from safa.report.plots import run_chart
+
+        return run_chart(self, metric, over)
+
+    def plot_clients(self) -> alt.LayerChart:
+        """A chart of Altair: what every client did in every round, the fastest clients on top."""
+        from safa.report.plots import clients_chart
+
+        return clients_chart(self)
+
+    def _repr_html_(self) -> str:
+        from safa.report.cards import run_card
+
+        return run_card(self)
+
+    def __repr__(self) -> str:
+        rounds = "not finished" if self.summary is None else "finished"
+        where = "in memory" if self.folder is None else str(self.folder)
+        return f"<Run of {self.settings.protocol} on {self.settings.task}, {rounds}, {where}>"
 
     def has_rounds(self) -> bool:
         """Whether there is a file of rounds; a run that was stopped at its very beginning has none."""

@@ -13,7 +13,7 @@ from safa.analysis.client_map import lag
 from safa.errors import SafaError
 from safa.protocol.records import Refusal, RoundRecord, Verdict
 
-__all__ = ["frame", "rounds_frame", "updates_frame"]
+__all__ = ["frame", "round_row", "rounds_frame", "updates_frame"]
 
 _COUNTED = ("picked", "undrafted", "refused", "crashed", "deprecated", "sent", "joined", "left")
 _SCALARS = tuple(item.name for item in fields(RoundRecord) if str(item.type) in ("int", "float", "Rule", "EndedBy"))
@@ -26,10 +26,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def rounds_frame(records: Iterable[RoundRecord]) -> Any:
     """A row a round: its numbers, how many clients were picked and so on, its loss, and a column for each metric."""
-    return frame([_round(record) for record in records])
+    return frame([round_row(record) for record in records])
 
 
-def _round(record: RoundRecord) -> dict[str, Any]:
+def round_row(record: RoundRecord) -> dict[str, Any]:
+    """The row of a round, by column."""
     numbers = {name: getattr(record, name) for name in _SCALARS}
     numbers |= {"rule": str(record.rule), "ended_by": str(record.ended_by), "length_s": record.length_s}
     counts = {name: len(getattr(record, name)) for name in _COUNTED}

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.cli.deploy.common import add_command
 from safa.cli.deploy.output import sigterm_like_ctrl_c
 from safa.deploy.exchange.roster import name_fault
@@ -65,7 +64,7 @@ def _client(arguments: argparse.Namespace) -> None:
         partition=arguments.partition,
         pause_s=arguments.pause,
     )
-    console = Console(highlight=False)
+    console = Terminal()
     with sigterm_like_ctrl_c():
         run_client(node, lambda line: console.print(printable(line), soft_wrap=True, markup=False))
 

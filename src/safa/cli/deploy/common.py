@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safa.cli.arguments import add_options, add_settings
+from safa.cli.arguments import add_options, add_settings, add_track
 from safa.deploy.exchange.options import Options
 from safa.deploy.flower.internals import check_flower
 from safa.errors import SafaError
@@ -43,6 +43,7 @@ def add_run_options(parser: Any, kind: str) -> None:
     parser.add_argument("--task", dest="named_task", metavar="TASK", help="the same")
     add_settings(parser, lists=False)
     add_options(parser, Options)
+    add_track(parser)
     parser.add_argument("--config", metavar="FILE", help="settings from a config.toml, and options from its [deploy]")
     parser.add_argument("--resume", metavar="DIR", help="resume the run in this folder where it was stopped")
     parser.add_argument("--out", metavar="DIR", help="write the run into this folder (default: a new one in runs/)")

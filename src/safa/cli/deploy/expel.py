@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from safa.aggregation import registry as aggregators
+from safa.cli.console import Terminal
 from safa.cli.deploy.common import add_command
 from safa.deploy.exchange.files import EXPEL
 from safa.deploy.exchange.text import printable
@@ -47,7 +46,7 @@ def _expel(arguments: argparse.Namespace) -> None:
         files = ", ".join(str(Path(link.keys, "clients", f"{name}.pub")) for name in names)
         lines += [f"Their keys still open a connection; remove {files} to revoke them."]
     for line in lines:
-        Console(highlight=False).print(line, soft_wrap=True, markup=False)
+        Terminal().print(line, soft_wrap=True, markup=False)
 
 
 def _has_entries(settings: Settings) -> bool:

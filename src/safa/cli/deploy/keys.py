@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.cli.deploy.common import add_command
 from safa.errors import SafaError
 
@@ -41,7 +40,7 @@ def _keys(arguments: argparse.Namespace) -> None:
     else:
         hosts, clients = arguments.host, arguments.client
         files = make_keys(arguments.folder, hosts=hosts, clients=clients, days=arguments.days, force=arguments.force)
-    console = Console(highlight=False)
+    console = Terminal()
     for file in files:
         console.print(str(file), soft_wrap=True, markup=False)
     root = Path(arguments.folder)

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from safa.cli.console import Terminal
 from safa.cli.deploy.common import add_command, add_run_options, folder_of, resolved_path
 from safa.cli.deploy.output import show_run
 from safa.cli.deploy.resume import check_same, is_finished, new_run, resumed
@@ -70,7 +69,7 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
     finished = is_finished(folder, "server")
     check_same(arguments, folder)
     if finished:
-        Console(stderr=True).print(f"The run in {folder} is finished.", highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"The run in {folder} is finished.", soft_wrap=True)
     return None if finished else folder
 
 

@@ -70,9 +70,9 @@ class World:
     horizon_s: float
     rates: Sequence[float]
     tuning_seeds: Sequence[int]
-    """The seeds on which protocols are tuned,"""
+    """The seeds on which protocols are tuned."""
     seeds: Sequence[int]
-    """and those on which they are judged."""
+    """The seeds on which they are judged."""
     targets: Sequence[float] = ()
     """Values of the main metric; empty: by the rule of the plan."""
 

@@ -1,8 +1,9 @@
 """FedSecant, this package's own protocol: FedBuff's buffer without anything to set, and clients that are remembered.
 
 Every client is always at work, none is refused, abandoned or made to start over, and one that commits is sent the
-latest model at once. A version is made of K = max(2, ceil(sqrt(m))) updates, in which an update counts
-(1 + lag)^-1/4 / K; a record is closed every K updates, so that there is no C to set. A client that would take longer
+latest model at once. A version is made of K = max(2, ceil(sqrt(n))) updates, where n clients are at work: all but those
+that have been away for more than twice as long as their work takes. In it an update counts (1 + lag)^-1/4 / K; a
+record is closed every K updates, so that there is no C to set. A client that would take longer
 than three times the median client's time is asked for less work, so that no entry gets very old. FedBuff's exponent is
 1/2; a stale update that has been moved to where the model is now is worth more.
 
@@ -12,6 +13,7 @@ What is remembered, and how an old entry is brought to where the model is now, i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,8 +22,11 @@ from safa.errors import SafaError
 from safa.protocol.continuous import Staleness
 from safa.protocol.events import Dispatch
 from safa.protocol.fedbuff import FedBuff
+from safa.protocol.records import Ids
 
 __all__ = ["FedSecant"]
+
+_OVERDUE = 2.0  # times as long as its work takes: a client that has not answered by then is away
 
 
 class FedSecant(FedBuff):
@@ -34,6 +39,7 @@ class FedSecant(FedBuff):
         """An update counts (1 + lag)^-exponent / K."""
         if not 0 <= exponent < math.inf:
             raise SafaError(f"exponent must be a number, at least 0, not {exponent}")
+        self._began_s = np.empty(0)  # when it began what it is at; nan for a client that has not begun
         super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
         self.staleness = Staleness("polynomial", exponent, 0.0, 0.0)
 
@@ -47,8 +53,20 @@ class FedSecant(FedBuff):
         """A record has as many updates as a version."""
         return self.buffer_size
 
+    def _fresh_client(self) -> dict[str, Any]:
+        return super()._fresh_client() | {"_began_s": math.nan}
+
+    def _begin(self, clients: Ids) -> None:
+        super()._begin(clients)
+        self._began_s[clients] = self.now
+
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
-        """As FedBuff; K follows the number of clients, and is never below what the buffer holds already."""
-        clients = int(np.count_nonzero(self.active))
+        """As FedBuff; K follows the number of clients at work, and is never below what the buffer holds already."""
+        clients = int(np.count_nonzero(self.active & ~self._is_away()))
         self.buffer_size = max(2, math.isqrt(max(clients - 1, 0)) + 1, self._buffered + 1)
         return super()._invite(draws, expected_s)
+
+    def _is_away(self) -> NDArray[np.bool_]:
+        """Who has been at its work for more than twice as long as it takes; nobody of whom that is not known."""
+        takes_s = self._capped_s(np.arange(self.clients))
+        return np.asarray((takes_s > 0) & (self.now - self._began_s > _OVERDUE * takes_s))

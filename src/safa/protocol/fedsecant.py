@@ -22,11 +22,9 @@ from safa.errors import SafaError
 from safa.protocol.continuous import Staleness
 from safa.protocol.events import Dispatch
 from safa.protocol.fedbuff import FedBuff
-from safa.protocol.records import Ids
+from safa.protocol.records import RoundRecord, Verdict
 
 __all__ = ["FedSecant"]
-
-_OVERDUE = 2.0  # times as long as its work takes: a client that has not answered by then is away
 
 
 class FedSecant(FedBuff):
@@ -35,10 +33,18 @@ class FedSecant(FedBuff):
     name = "fedsecant"
     work_cap = 3.0
 
-    def __init__(self, sizes: ArrayLike, *, exponent: float = 0.25, round_limit_s: float = math.inf) -> None:
-        """An update counts (1 + lag)^-exponent / K."""
+    def __init__(
+        self, sizes: ArrayLike, *, exponent: float = 0.25, overdue: float = 2.0, round_limit_s: float = math.inf
+    ) -> None:
+        """An update counts (1 + lag)^-exponent / K.
+
+        Whoever has not answered after `overdue` times as long as its work takes is not at work.
+        """
         if not 0 <= exponent < math.inf:
             raise SafaError(f"exponent must be a number, at least 0, not {exponent}")
+        if not overdue >= 1:
+            raise SafaError(f"overdue must be a number, at least 1, not {overdue}")
+        self.overdue = overdue
         self._began_s = np.empty(0)  # when it began what it is at; nan for a client that has not begun
         super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
         self.staleness = Staleness("polynomial", exponent, 0.0, 0.0)
@@ -56,17 +62,22 @@ class FedSecant(FedBuff):
     def _fresh_client(self) -> dict[str, Any]:
         return super()._fresh_client() | {"_began_s": math.nan}
 
-    def _begin(self, clients: Ids) -> None:
-        super()._begin(clients)
-        self._began_s[clients] = self.now
+    def close_round(self, *, now: float) -> RoundRecord:
+        """Close the record; whoever has committed in it began anew at that time."""
+        record = super().close_round(now=now)
+        taken = record.verdict != Verdict.REFUSED
+        self._began_s[record.client[taken]] = record.arrival_s[taken]
+        return record
 
     def _invite(self, draws: NDArray[np.float64], expected_s: NDArray[np.float64]) -> Dispatch:
         """As FedBuff; K follows the number of clients at work, and is never below what the buffer holds already."""
         clients = int(np.count_nonzero(self.active & ~self._is_away()))
         self.buffer_size = max(2, math.isqrt(max(clients - 1, 0)) + 1, self._buffered + 1)
-        return super()._invite(draws, expected_s)
+        dispatch = super()._invite(draws, expected_s)
+        self._began_s[dispatch.sync] = self.now
+        return dispatch
 
     def _is_away(self) -> NDArray[np.bool_]:
-        """Who has been at its work for more than twice as long as it takes; nobody of whom that is not known."""
+        """Who has been at its work for much longer than it takes; nobody of whom that is not known."""
         takes_s = self._capped_s(np.arange(self.clients))
-        return np.asarray((takes_s > 0) & (self.now - self._began_s > _OVERDUE * takes_s))
+        return np.asarray((takes_s > 0) & (self.now - self._began_s > self.overdue * takes_s))

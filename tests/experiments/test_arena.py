@@ -152,7 +152,7 @@ def test_judging_is_on_fresh_seeds_with_what_was_tuned(made: Arena) -> None:
     assert [run.seed for run in near.runs["safa"]] == [10, 11]
     assert [run.seed for run in far.runs["safa"]] == [20, 21]
     assert {run.choice for run in near.runs["buffer"]} == {near.tuned.best["buffer"]}
-    assert near.tuned.runs == 3 * 2 * 2 + 2 * 2
+    assert near.tuned.runs == 5 * 2 * 2
     row = near.runs["fedavg"][0].row
     given = {"crash_rate": 0.1, "lr": near.tuned.best["fedavg"].lr, "seed": 10, "trainer": "batched", "threads": 1}
     run = simulate("boston", protocol="fedavg", rounds=1000, time_limit_s=500.0, eval_clients=True, **given)  # type: ignore[arg-type]

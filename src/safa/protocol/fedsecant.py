@@ -45,7 +45,7 @@ class FedSecant(FedBuff):
         if not overdue >= 1:
             raise SafaError(f"overdue must be a number, at least 1, not {overdue}")
         self.overdue = overdue
-        self._began_s = np.empty(0)  # when it began what it is at; nan for a client that has not begun
+        self._began_s = np.empty(0)  # when it began what it is at; infinite for a client that has not begun
         super().__init__(sizes, fraction=1.0, buffer_size=2, round_limit_s=round_limit_s)
         self.staleness = Staleness("polynomial", exponent, 0.0, 0.0)
 
@@ -60,7 +60,7 @@ class FedSecant(FedBuff):
         return self.buffer_size
 
     def _fresh_client(self) -> dict[str, Any]:
-        return super()._fresh_client() | {"_began_s": math.nan}
+        return super()._fresh_client() | {"_began_s": math.inf}
 
     def close_round(self, *, now: float) -> RoundRecord:
         """Close the record; whoever has committed in it began anew at that time."""

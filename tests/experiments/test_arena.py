@@ -105,23 +105,20 @@ def made(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Arena:
 # -- tuning and judging ------------------------------------------------------------------------------------------------
 
 
-def test_every_protocol_has_the_same_learning_rates_and_then_its_own_knob(made: Arena) -> None:
-    rates, knobs = (rows(made.folder / "near" / step / "results.csv") for step in ("rates", "knobs"))
-    assert len(rates) == 3 * 2 * 2
-    assert {(row["protocol"], row["lr"], row["seed"]) for row in rates} == set(
-        itertools.product(["safa", "fedbuff", "fedavg"], ["0.0001", "0.0003"], "01")
-    )
-    assert {row["lag_tolerance"] for row in rates if row["protocol"] == "safa"} == {"5"}
-    assert {row["buffer_size"] for row in rates if row["protocol"] == "fedbuff"} == {"2"}, "40% of 5 clients"
-    tried = [(row["protocol"], row["lag_tolerance"], row["buffer_size"]) for row in knobs if row["seed"] == "0"]
-    assert tried == [("safa", "1", "10"), ("fedbuff", "5", "1")], "39% is 2 clients, too"
+def test_every_protocol_is_tried_with_every_learning_rate_and_value_of_its_knob(made: Arena) -> None:
+    names = "protocol", "lag_tolerance", "buffer_size", "lr", "seed"
+    tried = [tuple(row[name] for name in names) for row in rows(made.folder / "near" / "tuning" / "results.csv")]
+    knobs = [("safa", "5", "10"), ("safa", "1", "10"), ("fedbuff", "5", "2"), ("fedbuff", "5", "1")]  # 40% of 5 is 2
+    assert tried == [
+        (*knob, lr, seed) for knob in [*knobs, ("fedavg", "5", "10")] for lr in ("0.0001", "0.0003") for seed in "01"
+    ]
 
 
 def test_targets_are_shares_of_what_one_protocol_ends_with(made: Arena) -> None:
     ends: dict[str, list[float]] = {}
-    for row in rows(made.folder / "near" / "rates" / "results.csv"):
+    for row in rows(made.folder / "near" / "tuning" / "results.csv"):
         if row["protocol"] == "fedbuff":
-            ends.setdefault(row["lr"], []).append(float(row["last_accuracy"]))
+            ends.setdefault(row["lr"] + row["buffer_size"], []).append(float(row["last_accuracy"]))
     best = max(fmean(of) for of in ends.values())
     near, far = made.judged()
     assert list(near.tuned.targets) == pytest.approx([share * best for share in (0.6, 0.9)], rel=1e-3)
@@ -132,7 +129,7 @@ def test_the_best_choice_is_the_first_at_the_targets(made: Arena) -> None:
     """The rule, written out once more."""
     world = made.plan.worlds["near"]
     near, scores = made.judged()[0], dict[tuple[str, ...], list[tuple[float, float]]]()
-    for row in [row for step in ("rates", "knobs") for row in rows(made.folder / "near" / step / "results.csv")]:
+    for row in rows(made.folder / "near" / "tuning" / "results.csv"):
         key = row["protocol"], row["lr"], row["lag_tolerance"], row["buffer_size"]
         curve = Curve.parse(row["curve"])
         times = [curve.time_to(target, held_s=5.0, until_s=500.0) for target in near.tuned.targets]
@@ -155,7 +152,7 @@ def test_judging_is_on_fresh_seeds_with_what_was_tuned(made: Arena) -> None:
     assert [run.seed for run in near.runs["safa"]] == [10, 11]
     assert [run.seed for run in far.runs["safa"]] == [20, 21]
     assert {run.choice for run in near.runs["buffer"]} == {near.tuned.best["buffer"]}
-    assert near.tuned.runs == 3 * 2 * 2 + 2 * 2
+    assert near.tuned.runs == 5 * 2 * 2
     row = near.runs["fedavg"][0].row
     given = {"crash_rate": 0.1, "lr": near.tuned.best["fedavg"].lr, "seed": 10, "trainer": "batched", "threads": 1}
     run = simulate("boston", protocol="fedavg", rounds=1000, time_limit_s=500.0, eval_clients=True, **given)  # type: ignore[arg-type]
@@ -235,7 +232,7 @@ def test_an_arena_that_is_killed_is_resumed_with_more_workers(made: Arena, tmp_p
     file, out = planned(tmp_path), tmp_path / "out"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(out)], capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr.decode()
-    assert 5 <= len(rows(out / "far" / "rates" / "results.csv")) <= 6
+    assert 5 <= len(rows(out / "far" / "tuning" / "results.csv")) <= 6
     command = ["arena", str(file), "--out", str(out), "--worlds", "far", "--workers", "2", "--quiet"]
     assert main(command) == 0
     assert tree(out / "far") == tree(made.folder / "far")
@@ -508,7 +505,7 @@ def test_a_world_may_have_tuning_seeds_of_its_own(tmp_path: Path) -> None:
 
 def test_the_ablation_switches_off_parts_in_worlds_of_the_arena() -> None:
     plan, arena = _own_plan("ablation.toml"), _own_plan("arena.toml")
-    assert len(plan.worlds) == 4
+    assert len(plan.worlds) == 5
     for name, world in plan.worlds.items():
         assert (
             replace(world, name=f"cpu-{name}", seeds=arena.worlds[f"cpu-{name}"].seeds) == arena.worlds[f"cpu-{name}"]

@@ -25,6 +25,7 @@ def test_a_version_is_made_of_the_square_root_of_the_clients(clients: int, buffe
 def test_nothing_has_to_be_set() -> None:
     assert {name: given.default for name, given in parameters(FedSecant).items()} == {
         "exponent": 0.25,
+        "overdue": 2.0,
         "round_limit_s": math.inf,
     }
     assert FedSecant([1]).aggregator == "secant"
@@ -34,6 +35,23 @@ def test_nothing_has_to_be_set() -> None:
 def test_an_exponent_that_is_no_discount_is_refused(exponent: float) -> None:
     with pytest.raises(SafaError, match="exponent must be a number, at least 0, not"):
         FedSecant([1], exponent=exponent)
+
+
+@pytest.mark.parametrize("overdue", [0.9, math.nan])
+def test_a_client_is_not_away_while_its_work_takes_its_time(overdue: float) -> None:
+    with pytest.raises(SafaError, match="overdue must be a number, at least 1, not"):
+        FedSecant([1], overdue=overdue)
+
+
+def test_a_version_is_made_of_the_square_root_of_the_clients_at_work() -> None:
+    """Of 16 clients, whose work takes 1 s, four commit again and again; after 2 s nobody waits for the others."""
+    protocol, quotas = FedSecant(np.ones(16)), []
+    for number in range(5):
+        protocol.open_round(now=float(number), draws=np.zeros(16), expected_s=np.ones(16))
+        quotas.append(protocol.quota)
+        arrive(protocol, [0, 1, 2, 3][: protocol.quota], number + 0.5)
+        protocol.close_round(now=float(number + 1))
+    assert quotas == [4, 4, 4, 2, 2]
 
 
 def test_a_record_is_a_version_and_an_update_counts_the_less_the_staler_it_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,21 @@ def test_the_memory_budget_changes_nothing(kind: str) -> None:
         updates.append(trainer.train(CLIENTS, start_rows(kind, trainer.layout), epochs=2))
     assert torch.equal(updates[0], updates[1])
     assert torch.equal(updates[0], updates[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_is_freed_as_soon_as_nobody_refers_to_it(kind: str) -> None:
+    batched = BatchedTrainer(
+        make(kind), ragged_shards(BATCH), batch_size=BATCH, optimiser=Optimiser(lr=0.05), device=torch.device("cpu")
+    )
+    batched.train(CLIENTS, start_rows(kind, batched.layout), epochs=2)
+    gone = weakref.ref(batched)
+    gc.disable()  # the memory of a GPU is full before Python looks for cycles
+    try:
+        del batched
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_all_clients_at_once_are_trained_as_each_by_itself() -> None:

@@ -1,13 +1,13 @@
 """An arena: many protocols in many worlds, all tuned by the same rule and budget, then judged on fresh seeds.
 
-Tuning, in every world and for every protocol: each learning rate of the world's grid on the tuning seeds, with the
-first value of the protocol's own knob; then, with the best of them, the other values of the knob. The best is the one
-with the shortest times to the targets (the mean of their logarithms over targets and seeds; a target that is not
-reached counts as twice the horizon); of equal ones, that with the highest mean of the metric over time.
+Tuning, in every world and for every protocol: each learning rate of the world's grid with each value of the protocol's
+own knob, on the tuning seeds. The best is the one with the shortest times to the targets (the mean of their logarithms
+over targets and seeds; a target that is not reached counts as twice the horizon); of equal ones, that with the highest
+mean of the metric over time.
 
 Judging: every protocol as tuned, on the judging seeds. All runs of a world last the same simulated time, its horizon.
 
-Every step is a sweep (`safa.experiments.sweep`), which resumes and has workers: `OUT/WORLD/rates`, `knobs`, `judged`.
+Every step is a sweep (`safa.experiments.sweep`), which resumes and has workers: `OUT/WORLD/tuning` and `judged`.
 """
 
 from __future__ import annotations
@@ -106,17 +106,9 @@ class Arena:
 
     def tune(self, world: World, engine: Engine | None = None) -> Tuned:
         """Tune all protocols in a world. Without an engine, what is there is read, and must be complete."""
-        seeds = world.tuning_seeds
-        runs = self._runs(world, "rates", self.plan.first_choices(world), seeds, engine)
+        runs = self._runs(world, "tuning", self.plan.choices(world), world.tuning_seeds, engine)
         targets = list(world.targets) or self._targets(world, runs)
-        best = _best(world, targets, self.plan.targets.held, runs)
-        others = self.plan.other_choices(world, best)
-        if others:
-            of_best = [run for run in runs if run.choice == best[run.choice.entry]]
-            more = self._runs(world, "knobs", others, seeds, engine)
-            best = _best(world, targets, self.plan.targets.held, [*of_best, *more])
-            runs = [*runs, *more]
-        return Tuned(world, targets, best, len(runs))
+        return Tuned(world, targets, _best(world, targets, self.plan.targets.held, runs), len(runs))
 
     def judge(self, tuned: Tuned, engine: Engine | None = None) -> Judged:
         """Run all protocols of a world as tuned, on its judging seeds; the same without an engine."""
@@ -130,7 +122,7 @@ class Arena:
         return [self.judge(self._tuned(world)) for world in there]
 
     def _tuned(self, world: World) -> Tuned:
-        if not _is_begun(self.folder / world.name / "rates"):
+        if not _is_begun(self.folder / world.name / "tuning"):
             raise SafaError(f"the protocols have not been tuned in world {world.name} yet; begin with stage tune")
         return self.tune(world)
 

@@ -40,10 +40,7 @@ class Entry:
     settings: Mapping[str, Any]
     knob: str = ""
     values: Sequence[Any] = ()
-    """What the knob may be; with the first of them learning rates are compared.
-
-    Here and in the settings, "10%" is that share of the world's clients.
-    """
+    """What the knob may be; here and in the settings, "10%" is that share of the world's clients."""
 
     def values_for(self, clients: int) -> list[Any]:
         """What the knob may be in a world of so many clients; [None] without a knob."""
@@ -70,9 +67,9 @@ class World:
     horizon_s: float
     rates: Sequence[float]
     tuning_seeds: Sequence[int]
-    """The seeds on which protocols are tuned,"""
+    """The seeds on which protocols are tuned."""
     seeds: Sequence[int]
-    """and those on which they are judged."""
+    """The seeds on which they are judged."""
     targets: Sequence[float] = ()
     """Values of the main metric; empty: by the rule of the plan."""
 
@@ -209,17 +206,13 @@ class Plan:
                 raise SafaError(f"there is no world {pattern!r}{close}; there are {', '.join(self.worlds)}")
         return [world for name, world in self.worlds.items() if any(fnmatch(name, pattern) for pattern in wanted)]
 
-    def first_choices(self, world: World) -> list[Choice]:
-        """Every protocol with every learning rate, and the first value of its knob."""
-        first = {name: entry.values_for(world.clients)[0] for name, entry in self.entries.items()}
-        return [Choice(name, lr, value) for name, value in first.items() for lr in world.rates]
-
-    def other_choices(self, world: World, best: Mapping[str, Choice]) -> list[Choice]:
-        """Every protocol with the learning rate that was best for it, and the other values of its knob."""
+    def choices(self, world: World) -> list[Choice]:
+        """Every protocol with every learning rate and every value of its knob."""
         return [
-            Choice(name, best[name].lr, value)
+            Choice(name, lr, value)
             for name, entry in self.entries.items()
-            for value in entry.values_for(world.clients)[1:]
+            for value in entry.values_for(world.clients)
+            for lr in world.rates
         ]
 
     def runs(self, world: World, choices: Sequence[Choice], seeds: Sequence[int], *, judged: bool) -> list[Settings]:
@@ -238,11 +231,7 @@ class Plan:
     def check(self, worlds: Iterable[World]) -> None:
         """Refuse whatever can be found wrong with the runs of these worlds before the first of them."""
         for world in worlds:
-            choices = [
-                Choice(name, world.rates[0], value)
-                for name, entry in self.entries.items()
-                for value in entry.values_for(world.clients)
-            ]
+            choices = [choice for choice in self.choices(world) if choice.lr == world.rates[0]]
             try:
                 self._check_runs(world, choices)
             except SafaError as error:

@@ -288,7 +288,7 @@ class Settings:
     eval_every: int = option(1, "evaluate the global model every so many rounds", group=_LEARN, least=1)
     eval_clients: bool = option(False, "evaluate the last model on every client's own data, too", group=_LEARN)
     memory_mb: float = option(
-        0.0, "memory for models and updates, in MB; what does not fit is held in a file (0: 4096, or half of a GPU's)",
+        0.0, "memory for models and updates, in MB; what does not fit is in a file (0: 4096, or a quarter of a GPU's)",
         group=_LEARN, least=0, most=1e12,
     )  # fmt: skip
     checkpoint_every: int = option(10, "write a checkpoint every so many rounds", group=_LEARN, least=1)

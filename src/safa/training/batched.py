@@ -92,13 +92,11 @@ class BatchedTrainer(LocalTrainer):
             width = min(batch_size, max(1, len(members[0])))
             most = max(1, int(memory_mb * 2**20 / (width * sample + row)))
             lay_out = partial(lay_out_steps, problem, members, width, choice.kernel, self.layout.dtype, device)
-            self._bands.append(Band(first, self._lengths[first:last], width, most, lay_out, self._affine))
+            join = partial(_affine, choice.kernel, optimiser)
+            self._bands.append(Band(first, self._lengths[first:last], width, most, lay_out, join))
         if device.type == "cuda" and isinstance(self._kernel, General):
             capacity = max(min(band.most, len(band.lengths)) for band in self._bands)
             self._kernel = Recorded(self._kernel, capacity, compile_=compile_)
-
-    def _affine(self, steps: list[Step]) -> tuple[Tensor, Tensor] | None:
-        return self._kernel.epoch(steps, self._optimiser.lr) if self._optimiser.is_plain and steps else None
 
     @cached_property
     def _pool(self) -> tuple[Tensor, Tensor]:
@@ -206,6 +204,14 @@ class BatchedTrainer(LocalTrainer):
         index, weight = (torch.from_numpy(part).to(self._device) for part in batch)
         inputs, targets = self._pool
         return self._kernel.pack((inputs[index], targets[index], weight.to(self.layout.dtype)))
+
+
+def _affine(kernel: Kernel, optimiser: Optimiser, steps: list[Step]) -> tuple[Tensor, Tensor] | None:
+    """What these mini-batches amount to, where that is an affine map.
+
+    Not a method: trainers hold much memory, on a GPU most of it, and one that a cycle refers to would be freed late.
+    """
+    return kernel.epoch(steps, optimiser.lr) if optimiser.is_plain and steps else None
 
 
 def _affine_group(whole: tuple[Tensor, Tensor], places: Tensor, rows: Tensor, epochs: int) -> Group:

@@ -28,7 +28,7 @@ __all__ = ["FedSecant"]
 
 
 class FedSecant(FedBuff):
-    """A buffer of sqrt(m) changes, corrected by what each client sent last."""
+    """A buffer of sqrt(n) changes, where n clients are at work, corrected by what each client sent last."""
 
     name = "fedsecant"
     work_cap = 3.0

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from safa.errors import SafaError
 from safa.report.live.folders import Kind
 from safa.report.words import protocol_name
 from safa.runs import load_run
@@ -30,6 +31,7 @@ __all__ = ["Glance", "Lines", "State", "Watcher", "watcher_of"]
 
 _AT_ONCE = 4_000_000
 """So many bytes are read in one go; of more, samples are read."""
+_MOST_BYTES = 1_000_000_000
 _SAMPLES, _SAMPLE = 48, 65_536
 _POINTS = 160
 _HEAD = re.compile(rb'\{"round":(\d+),')
@@ -106,6 +108,8 @@ class Lines:
 
 
 def _between(file: int, start: int, end: int) -> bytes:
+    if end - start > _MOST_BYTES:
+        raise SafaError("the file is too large to be shown here")
     return os.pread(file, max(0, end - start), start)
 
 

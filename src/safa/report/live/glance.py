@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -301,11 +302,13 @@ def _planned(folder: Path) -> int | None:
 
 
 def _rows(table: Path) -> list[dict[str, Any]]:
-    """The rows of a table that is being written."""
+    """The rows of a table that is being written: the columns that are shown of them."""
     if not table.is_file():
         return []
     (_, names), *lines = read_cells(table) or [("", [])]
-    return [parsed_row(names, cells) for _, cells in lines]
+    wanted = [name == "task" or name.startswith(("metric.", "last_")) for name in names]
+    shown = list(compress(names, wanted))
+    return [parsed_row(shown, list(compress(cells, wanted))) for _, cells in lines]
 
 
 def _main_metric(rows: Sequence[dict[str, Any]]) -> str:

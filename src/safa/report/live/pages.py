@@ -146,7 +146,7 @@ class Watched:
                 return run_page(run, self._speeds_of(run))
             return self._make(self.folder) if self.kind is Kind.REPRODUCTION else page_of(self.folder)
         except Exception as error:  # whatever may be wrong with files that somebody has changed
-            return _sorry(self.folder, error)
+            return _fault_page(self.folder, error)
 
     def _block_by_block(self) -> Blocks:
         try:
@@ -200,7 +200,7 @@ def _looked(watcher: Watcher) -> Glance:
         return Glance(watcher.kind, State.STOPPED, words, 0, None, "rounds", "", (), 0.0)
 
 
-def _sorry(folder: Path, error: Exception) -> str:
+def _fault_page(folder: Path, error: Exception) -> str:
     """A page in the place of one that cannot be made."""
     return render(folder.name, f"There is nothing to show yet: {sentence(folder, error)}.", [])
 

@@ -251,11 +251,11 @@ class Library:
             return found
 
     def _look(self, folder: Path) -> dict[str, Glance]:
-        found = list(self.folders.below(folder))
+        found = _newest(list(self.folders.below(folder)))
         for path, kind in found:
             if path not in self._watchers or self._watchers[path].kind is not kind:
                 self._watchers[path] = watcher_of(path, kind)
-        seen = [(self.folders.name_of(path), _looked(self._watchers[path])) for path, _ in _newest(found)]
+        seen = [(self.folders.name_of(path), _looked(self._watchers[path])) for path, _ in found]
         seen.sort(key=lambda one: (one[1].state is not State.RUNNING, -one[1].changed, one[0]))
         return dict(seen)
 

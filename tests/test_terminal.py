@@ -395,7 +395,7 @@ def test_runs_that_were_finished_before_say_nothing_of_the_time_left() -> None:
     assert progress.left_s(23.0) == pytest.approx(380, rel=1e-3)
 
 
-def test_a_name_from_elsewhere_gives_the_terminal_no_orders() -> None:
+def test_control_characters_in_a_name_are_not_printed() -> None:
     progress = Progress(2, "run", title="a\x1b[2J")
     progress.start(0.0)
     progress.add_run({"last_\x1b[31mred": 1.0}, 1.0)

@@ -180,6 +180,7 @@ def test_a_damaged_sweep_is_one_sentence(tmp_path: Path) -> None:
     for text, said in (
         (whole.replace("protocol", "rule", 1), "other columns"),
         (whole.replace("\nboston,", "\n", 1), r"line 2: needs \d+ fields, as many as there are columns, not \d+"),
+        (whole + whole.partition("\n")[0] + "\n", r"line \d+: \w+ must be a number or nothing, not '\w+'"),
     ):
         table.write_text(text)
         with pytest.raises(SafaError, match=said):

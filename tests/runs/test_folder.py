@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from pathlib import Path
 
@@ -228,6 +229,9 @@ def test_others_see_whether_a_run_is_being_written(tmp_path: Path) -> None:
     assert is_written(rounds)
     writer.close()
     assert not is_written(rounds)
+    with rounds.open("rb") as looking:  # another process that looks at the same time
+        fcntl.flock(looking.fileno(), fcntl.LOCK_SH)
+        assert not is_written(rounds)
 
 
 def test_a_sweep_is_replaced_with_its_runs_and_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The console of all commands: Rich's, and polite to pipes, to NO_COLOR and to whoever types next."""
+"""The console of all commands: Rich's, with other rules for NO_COLOR, closed pipes and the cursor."""
 
 from __future__ import annotations
 

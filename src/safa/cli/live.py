@@ -129,7 +129,7 @@ def _nothing(*, last: bool = False) -> None:
 
 
 def _can_draw() -> bool:
-    """Whether stderr is a terminal that can be drawn on, and nobody minds."""
+    """Whether stderr is a terminal that can be drawn on, and drawing is not switched off."""
     refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     unicode = (sys.stderr.encoding or "").lower().startswith("utf")
     return sys.stderr.isatty() and unicode and not refused and find_spec("rich") is not None

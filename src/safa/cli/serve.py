@@ -34,7 +34,8 @@ def add(commands: Any) -> None:
         help="the address to listen on (default: 127.0.0.1, this machine only); with another one a token is needed",
     )
     parser.add_argument(
-        "--token", help="who opens the pages has to know this (default: made up and printed, if --host is given)"
+        "--token",
+        help="needed to open the pages (default: with --host a new one, which is printed; else none)",
     )
     parser.set_defaults(command=run)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,12 +201,18 @@ def _read_table(path: Path) -> list[Row]:
     (_, names), *lines = read_cells(path) or [("", [])]
     if not {"task", *METRICS} <= set(names):
         raise SafaError(f"{path} is not the table of a sweep: it has other columns")
+    _check_metrics(names, lines)
+    return [parsed_row(names, cells) for _, cells in lines]
+
+
+def _check_metrics(names: Sequence[str], lines: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Refuse a table in which a metric is neither a number nor missing."""
     metrics = [name for name in names if name in METRICS | TARGET_METRICS or name.startswith(("best_", "last_"))]
-    rows = [(where, parsed_row(names, cells)) for where, cells in lines]
-    for (where, row), name in itertools.product(rows, metrics):
-        if isinstance(row[name], str | bool):
-            raise SafaError(f"{where}: {name} must be a number or nothing, not {row[name]!r}")
-    return [row for _, row in rows]
+    for where, cells in lines:
+        row = parsed_row(names, cells)
+        for name in metrics:
+            if isinstance(row[name], str | bool):
+                raise SafaError(f"{where}: {name} must be a number or nothing, not {row[name]!r}")
 
 
 def read_rows(path: Path, names: Sequence[str]) -> list[list[str]]:
@@ -217,4 +222,5 @@ def read_rows(path: Path, names: Sequence[str]) -> list[list[str]]:
     (_, head), *rows = read_cells(path) or [("", [])]
     if head != list(names):
         raise SafaError(f"{path} is not the table of this sweep: it has other columns")
+    _check_metrics(names, rows)
     return [cells for _, cells in rows]

@@ -20,6 +20,7 @@ __all__ = ["alone", "hold", "hold_launcher", "in_use", "is_held", "is_launched",
 _FILE, _LAUNCHER = "lock", Path("flower", "launcher.lock")
 _WAIT_S = 30.0
 _GLANCE_S = 0.5  # another command may just be looking whether the lock is held
+_LOOK_S = 0.1  # a process that looks holds a lock for much less
 
 
 @contextmanager
@@ -80,23 +81,25 @@ def is_launched(folder: Path) -> bool:
 def mark_written(file: IO[bytes]) -> None:
     """Let others see that this process writes a file, for as long as it has it open.
 
-    Where the file system has no locks, nobody can see it.
+    It never waits for long: where another process writes the file too, or there are no locks, that one is seen or none.
     """
+    deadline = time.monotonic() + _LOOK_S
     with suppress(OSError):
-        fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+        while not _taken(file.fileno(), fcntl.LOCK_EX) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def is_written(path: Path) -> bool:
-    """Whether a process on this machine writes a file."""
+    """Whether a process on this machine writes a file. Any number of processes may ask at the same time."""
     with suppress(OSError):
-        return _is_held(path, fcntl.LOCK_EX)
+        return _is_held(path)
     return False
 
 
-def _is_held(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
+def _is_held(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return not _taken(file.fileno(), kind)
+            return not _taken(file.fileno(), fcntl.LOCK_SH)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Open:
-    """Opens a page until the block is left, and holds it to silence: no message, no request but to the server."""
+    """Opens a page until the block is left; then there must be no console message, and no request but to the server."""
 
     @contextmanager
     def open_one(address: str, path: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Page]:
@@ -80,7 +80,7 @@ def test_a_page_that_is_open_shows_a_new_round_within_two_seconds_without_a_relo
         page.evaluate("window.opened = true; document.querySelectorAll('figure').forEach((one) => { one.old = true; })")
         run.add()
         wait_for(page, "header .glance", "5 of 12 rounds")
-        page.wait_for_function("[...document.querySelectorAll('figure')].some((one) => !one.old)")
+        page.wait_for_function("[...document.querySelectorAll('figure')].some((one) => !one.old)", timeout=SOON_MS)
         run.finish()
         wait_for(page, "header .glance .state", "finished")
         page.wait_for_function("!document.querySelector('main').textContent.includes('not finished')")

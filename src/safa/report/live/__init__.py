@@ -6,6 +6,7 @@ pages (`pages`), and sends what changes as server-sent events (`app`) to those w
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import socket
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["LiveServer"]
 
 _OPTIONS: dict[str, Any] = {
-    "loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
-    "server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": 3,
+    "loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "log_config": None, "log_level": "error",
+    "access_log": False, "server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": 3,
 }  # fmt: skip
 """Of uvicorn: nothing that is not needed, and no header of a proxy is believed."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -83,8 +84,10 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
+    except socket.gaierror as error:
+        raise SafaError(f"cannot listen on {host}: {error.strerror}") from None
     except OSError as error:
-        raise SafaError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+        raise SafaError(f"cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}") from None
 
 
 def _in_address(host: str) -> str:

@@ -1,7 +1,8 @@
 """Who is answered: requests with the right host and, where there is one, the right token; and they may only read.
 
-A page that somebody else made can ask this server by a name that it made up (DNS rebinding); so the host that a request
-names must be one of this machine's. The token is taken from the address once, and from then on from a cookie.
+A web site can let its own name lead to this server (DNS rebinding), and would then read what it answers; so the host
+that a request names must be one of this machine's. The token is taken from the address once, and from then on from a
+cookie.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = ["make_app"]
 
 _PAUSE_S = 0.5
 _ALIVE = 30
-"""After so many pauses something is sent, so that a browser that is gone is noticed."""
+"""After so many pauses something is sent, so that a closed connection is noticed."""
 _OTHERWISE = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -148,7 +148,7 @@ class _RunChanges:
         blocks, known = blocks_of(self._watched.under_way()), self._keys
         self._keys = list(blocks)
         if known is not None and self._keys != known:
-            return _event("reload", "")  # the server of a deployment has begun, or is gone
+            return _event("reload", "")  # the server of a deployment was started, or has ended
         return (_event("bar", self._bar) if self._bar != old else "") + self._changed(blocks)
 
     def rest(self) -> str:

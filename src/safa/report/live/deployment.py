@@ -15,7 +15,7 @@ from safa.runs.folder import STATUS, STATUS_FORMAT
 __all__ = ["round_section"]
 
 _OLD_S = 15.0
-"""A status that is older than this is of a server that does nothing, or is no more."""
+"""A status that is older than this is of a server that hangs or was killed."""
 _TITLE, _ID = "The round under way", "under-way"
 _COLUMNS = ("device", "state", "now", "last seen, s ago", "versions behind", "updates refused")
 

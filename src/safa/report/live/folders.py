@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from safa.runs.folder import ARENA, ROSTER, STATUS, SWEEP, SWEEP_FORMAT, TABLE
+from safa.runs.folder import ARENA, ROSTER, RUNS, STATUS, SWEEP, SWEEP_FORMAT, TABLE
 from safa.runs.settings import FORMAT
 
-__all__ = ["Folders", "Kind", "kind_of"]
+__all__ = ["Folders", "Kind", "has_links", "kind_of"]
 
 _CONFIG, _ROUNDS, _SUMMARY, _DEPLOY = "config.toml", "rounds.jsonl", "summary.json", "deploy.toml"
 _PLAN, _RESULTS, _SESSIONS = "plan.toml", "results.jsonl", "sessions.jsonl"
@@ -43,6 +43,8 @@ _MARKS = (
 )
 """By which file a folder is known, and which of its files has to hold which words: the first that does."""
 _BEGINNING = 4096
+_INSIDE = {Kind.SWEEP: (RUNS, f"{RUNS}/*", f"{RUNS}/*/*.*"), Kind.ARENA: ("*", "*/*", "*/*/*")}
+"""What is in the folder of a sweep or an arena, besides its own files."""
 
 
 def kind_of(folder: Path) -> Kind | None:
@@ -84,11 +86,16 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be written in an address."""
+    """Whether a name can be written in an address; a name of several lines is not found again."""
     try:
-        return bool(name.encode())
+        return b"\n" not in name.encode()
     except UnicodeEncodeError:
         return False
+
+
+def has_links(folder: Path, kind: Kind) -> bool:
+    """Whether something that the page of a sweep or an arena is made of is a link."""
+    return any(path.is_symlink() for pattern in _INSIDE.get(kind, ()) for path in folder.glob(pattern))
 
 
 class Folders:

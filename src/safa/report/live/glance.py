@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from safa.errors import SafaError
 from safa.report.live.folders import Kind
 from safa.report.words import protocol_name
 from safa.runs import load_run
@@ -30,6 +32,7 @@ __all__ = ["Glance", "Lines", "State", "Watcher", "watcher_of"]
 
 _AT_ONCE = 4_000_000
 """So many bytes are read in one go; of more, samples are read."""
+_MOST_BYTES = 1_000_000_000
 _SAMPLES, _SAMPLE = 48, 65_536
 _POINTS = 160
 _HEAD = re.compile(rb'\{"round":(\d+),')
@@ -106,6 +109,8 @@ class Lines:
 
 
 def _between(file: int, start: int, end: int) -> bytes:
+    if end - start > _MOST_BYTES:
+        raise SafaError("the file is too large to be shown here")
     return os.pread(file, max(0, end - start), start)
 
 
@@ -297,11 +302,13 @@ def _planned(folder: Path) -> int | None:
 
 
 def _rows(table: Path) -> list[dict[str, Any]]:
-    """The rows of a table that is being written."""
+    """The rows of a table that is being written: the columns that are shown of them."""
     if not table.is_file():
         return []
     (_, names), *lines = read_cells(table) or [("", [])]
-    return [parsed_row(names, cells) for _, cells in lines]
+    wanted = [name == "task" or name.startswith(("metric.", "last_")) for name in names]
+    shown = list(compress(names, wanted))
+    return [parsed_row(shown, list(compress(cells, wanted))) for _, cells in lines]
 
 
 def _main_metric(rows: Sequence[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from safa.errors import SafaError
 from safa.protocol.records import RecordOrder, RoundRecord
 from safa.report import page_of, run_page, run_sections, speeds_of
 from safa.report.live.deployment import round_section
-from safa.report.live.folders import Folders, Kind, kind_of
+from safa.report.live.folders import Folders, Kind, has_links, kind_of
 from safa.report.live.glance import Glance, Lines, State, Watcher, watcher_of
 from safa.report.page import Section, blocks_of, render
 from safa.runs import Run, load_run
@@ -39,9 +39,9 @@ _ONE = threading.Lock()
 """One page is made at a time, so that never more than one core is taken."""
 _BY_BLOCKS = (Kind.RUN, Kind.DEPLOYMENT)
 """What is sent block by block."""
-_GLANCE_S, _LEAST_S = 0.5, 1.0
-_SHARE = 0.05
-"""The share of one core that is spent on making one page anew, or on looking through one folder."""
+_GLANCE_S, _LEAST_S = 0.4, 0.9
+_PAGE_SHARE, _LIST_SHARE = 0.25, 0.05
+"""The shares of one core that are spent on making one page anew, and on looking through one folder, at most."""
 _KEPT = 8
 """So many pages are kept."""
 _MOST = 300
@@ -136,7 +136,7 @@ class Watched:
         with _ONE, debug_mode(False):  # charts are checked in tests
             made = Made(make(), written, time.time_ns())
         self._last = written[0]
-        self._due = time.monotonic() + max(_LEAST_S, (time.thread_time() - start) / _SHARE)
+        self._due = time.monotonic() + max(_LEAST_S, (time.thread_time() - start) / _PAGE_SHARE)
         return made
 
     def _html(self) -> str:
@@ -146,7 +146,7 @@ class Watched:
                 return run_page(run, self._speeds_of(run))
             return self._make(self.folder) if self.kind is Kind.REPRODUCTION else page_of(self.folder)
         except Exception as error:  # whatever may be wrong with files that somebody has changed
-            return _sorry(self.folder, error)
+            return _fault_page(self.folder, error)
 
     def _block_by_block(self) -> Blocks:
         try:
@@ -200,7 +200,7 @@ def _looked(watcher: Watcher) -> Glance:
         return Glance(watcher.kind, State.STOPPED, words, 0, None, "rounds", "", (), 0.0)
 
 
-def _sorry(folder: Path, error: Exception) -> str:
+def _fault_page(folder: Path, error: Exception) -> str:
     """A page in the place of one that cannot be made."""
     return render(folder.name, f"There is nothing to show yet: {sentence(folder, error)}.", [])
 
@@ -226,7 +226,7 @@ class Library:
         """The folder at a path as a browser names it; None where there is nothing to show."""
         folder = self.folders.find(path)
         kind = kind_of(folder) if folder is not None and path else None
-        if folder is None or kind is None:
+        if folder is None or kind is None or has_links(folder, kind):
             return None
         with self._lock:
             found = self._pages.pop(folder, None)
@@ -246,16 +246,16 @@ class Library:
             due, found = self._listed.get(folder, (0.0, {}))
             if time.monotonic() >= due:
                 start, found = time.thread_time(), self._look(folder)
-                due = time.monotonic() + max(_GLANCE_S, (time.thread_time() - start) / _SHARE)
+                due = time.monotonic() + max(_GLANCE_S, (time.thread_time() - start) / _LIST_SHARE)
                 self._listed = ({} if len(self._listed) > _KEPT else self._listed) | {folder: (due, found)}
             return found
 
     def _look(self, folder: Path) -> dict[str, Glance]:
-        found = list(self.folders.below(folder))
+        found = _newest(list(self.folders.below(folder)))
         for path, kind in found:
             if path not in self._watchers or self._watchers[path].kind is not kind:
                 self._watchers[path] = watcher_of(path, kind)
-        seen = [(self.folders.name_of(path), _looked(self._watchers[path])) for path, _ in _newest(found)]
+        seen = [(self.folders.name_of(path), _looked(self._watchers[path])) for path, _ in found]
         seen.sort(key=lambda one: (one[1].state is not State.RUNNING, -one[1].changed, one[0]))
         return dict(seen)
 

@@ -44,7 +44,7 @@ def test_two_runs_are_called_by_what_differs(place: Path) -> None:
     page = compare_page([place / "safa", place / "fedavg"])
     said = text_of(page)
     assert "Comparison on boston" in said
-    assert "Side by side: safa , fedavg ." in said
+    assert "Compared: safa , fedavg ." in said
     assert "Cannot tell one seed has no interval: add seeds" in said
     assert '"domain":["SAFA","FedAvg"]' in page.replace(" ", "") or '"domain":["FedAvg","SAFA"]' in page.replace(
         " ", ""

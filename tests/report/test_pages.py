@@ -65,7 +65,7 @@ def test_a_run_says_what_it_is() -> None:
     said = text_of(page)
     assert "SAFA on digits 20 clients, 6 rounds, C = 0.3, crash rate 0.3, tau = 5, causal clock, seed 0. " in said
     assert "A round takes 420 s at most. For one update a client makes 2 passes over its data, about 90 samples" in said
-    assert "The run came to its end. No model was trained" in said
+    assert "Finished after 6 rounds. No model was trained" in said
     assert "Length of a round round_length_s" in said
     assert "Mean length of a round (Eq. 17)" in said
     assert len(specs_of(page)) == 6  # no loss, no accuracy; the map, and the length of the rounds twice
@@ -135,7 +135,7 @@ def test_who_was_left_out_is_named() -> None:
     assert headline_of(run_page(run))[3].endswith("more")  # without speeds, who is slow cannot be told
 
 
-def test_every_client_has_a_story(tmp_path: Path) -> None:
+def test_every_client_has_its_details(tmp_path: Path) -> None:
     run = simulated("boston", rounds=30, crash_rate=0.5)
     chart = map_of(run_page(run, np.array([1.0, 5.0, 3.0, 4.0, 2.0])))
     facts = {fact["name"]: fact["values"] for fact in chart["facts"]}

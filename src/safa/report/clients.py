@@ -1,4 +1,4 @@
-"""The map of clients and rounds on a page, and what it tells of each client.
+"""The map of clients and rounds on a page, and what it says about each client.
 
 `map.js` draws it. The cells are sent as one compressed array, and a million of them take a few megabytes at most.
 """
@@ -53,7 +53,7 @@ class Clients:
     totals: ClientTotals
 
     def facts(self, chosen: Ids) -> list[dict[str, Any]]:
-        """The story of each of these clients in numbers, to be shown as cards."""
+        """What is known of each of these clients, to be shown as cards."""
         totals, every = self.totals, len(self.order)
         came, refused, crashed, over = (
             of_all(total, every)[chosen].astype(np.int64).tolist()
@@ -171,7 +171,7 @@ def _figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:
         "facts": clients.facts(cells.clients),
         "cells": _packed(cells, step_s),
     }
-    return ClientFigure(data, "Who did what, round by round", caption, said)
+    return ClientFigure(data, "What every client did, round by round", caption, said)
 
 
 def _step_s(cells: ClientMap) -> float:

@@ -1,4 +1,4 @@
-"""Charts of what is traded for what between the settings of a sweep, with the Pareto front."""
+"""Charts of the trade-offs between the settings of a sweep, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import altair as alt
 from safa.analysis import pareto_front
 from safa.analysis.compare import Setting
 from safa.report.answer import Answer
-from safa.report.figures import INK, SOFT, Style
-from safa.report.setting_figures import GREY, data, distinguished, layered, longest_s
+from safa.report.figures import INK, SOFT, Style, data, layered
+from safa.report.setting_figures import GREY, distinguished, longest_s
 from safa.report.words import time_unit
 
 __all__ = ["Tradeoff", "time_s", "tradeoff"]

@@ -16,7 +16,7 @@ from safa.paper.bias import bias_report
 from safa.paper.collect import Results, collect
 from safa.paper.grid import job
 from safa.paper.reproduction import write_reproduction
-from safa.report import run_page, run_sections, sweep_page
+from safa.report import compare_page, run_page, run_sections, sweep_page
 from safa.report.page import OUTSIDE, Cell, Section, Table, blocks_of, render
 from tests.programs import chromium
 from tests.report.making import learnt, simulated
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 Open = Callable[..., Page]
 RUN = learnt(simulated(rounds=20, lag_tolerance=2))
+TARGET = replace(RUN, settings=replace(RUN.settings, until="accuracy=0.9"), summary=None)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]
     pages = {
         "run": run_page(RUN),
+        "target": run_page(TARGET),
+        "equal": compare_page([RUN, replace(RUN)]),
         "wide": run_page(learnt(simulated("kdd99", rounds=100))),
         "sweep": sweep_page(rows),
         "table": render(
@@ -119,7 +122,7 @@ def column(page: Page, place: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["run", "sweep", "reproduction"])
+@pytest.mark.parametrize("name", ["run", "sweep", "equal", "reproduction"])
 def test_a_page_is_drawn_whole(open_page: Open, name: str, width: int, scheme: str) -> None:
     page = open_page(name, width=width, scheme=scheme)
     looks = set(page.locator(".chart").evaluate_all("boxes => boxes.map(box => box.dataset.drawn)"))
@@ -241,11 +244,13 @@ def test_a_list_that_is_open_is_not_taken_away(open_page: Open) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nobody_is_kept_out(open_page: Open, width: int, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["target", "sweep"])
+def test_a_page_is_accessible(open_page: Open, name: str, width: int, scheme: str) -> None:
     """What axe-core calls serious or critical, with everything opened."""
-    page = open_page("run", width=width, scheme=scheme, bypass_csp=True)
+    page = open_page(name, width=width, scheme=scheme, bypass_csp=True)
     unfold(page)
-    page.locator(".client select").select_option("4")
+    if name == "target":
+        page.locator(".client select").select_option("4")
     found = Axe().run(page).response["violations"]
     assert [problem["id"] for problem in found if problem["impact"] in ("serious", "critical")] == []
 

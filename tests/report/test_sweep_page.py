@@ -91,7 +91,7 @@ def test_a_target_that_is_not_always_reached_is_counted_by_seeds() -> None:
         "known to be behind in 2 and ahead in 0 of 2 seeds",
     )
     (nobody,) = facts(timed(safa=[None], fedavg=[None]))
-    assert nobody[:2] == ("First to accuracy 0.5", "no setting")
+    assert nobody[:2] == ("First to accuracy 0.5", "none")
 
 
 def test_the_answer_is_that_of_safa_best(folder: Path) -> None:

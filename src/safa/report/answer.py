@@ -157,7 +157,7 @@ def _by_metric(task: str, settings: Sequence[Setting], ways: Mapping[str, str]) 
 
 def _nobody(best: Best) -> list[Fact]:
     assert best.target is not None
-    return [Fact(f"First to {goal(best.target)}", "no setting", best.sentences()[0])]
+    return [Fact(f"First to {goal(best.target)}", "none", best.sentences()[0])]
 
 
 def _first_by_target(best: Best) -> list[Fact]:

@@ -268,7 +268,7 @@ def _target_layers(value: float, at: float | None, said: str, rows: Rows, x: Axi
         return [rule, one.mark_text(align="left", dx=4, **words).encode(x=alt.value(0))]
     there = one.encode(x=alt.XDatum(at))
     mark = there.mark_point(size=130, filled=True, opacity=1, color="#d55e00")
-    return [rule, mark, there.mark_text(align="right" if late else "left", dx=8 if late else -8, **words)]
+    return [rule, mark, there.mark_text(align="right" if late else "left", dx=-10 if late else -8, **words)]
 
 
 def layered(layers: Sequence[alt.Chart], height: float, **given: Any) -> alt.LayerChart:

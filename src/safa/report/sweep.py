@@ -116,7 +116,9 @@ def _curves(answer: Answer, styled: dict[str, Style]) -> Figure | None:
     metric = answer.target.metric if answer.target else answer.metric
     seeds = max(len(setting.rows) for setting in answer.settings)
     caption = "Mean over the seeds; the band spans lowest to highest." if seeds > 1 else "One run a setting."
-    caption += " A dot marks when the target is reached." if answer.target else ""
+    caption += (
+        " A dot marks when the target is reached." if answer.best and answer.best.is_found and answer.target else ""
+    )
     caption += f" Grey: settings behind the first {MOST}." if len(answer.settings) > len(styled) else ""
     said = f"{capital(metric)} over time, a curve for each of {len(answer.settings)} settings."
     return Figure(chart, f"{capital(metric)} over time", caption, said, wide=False)

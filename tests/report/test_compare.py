@@ -67,6 +67,11 @@ def test_the_same_run_twice_is_told_apart_by_its_folder(place: Path, tmp_path: P
     assert '"again"' in page
 
 
+def test_what_is_given_twice_is_compared_once(place: Path) -> None:
+    again = place / "other" / ".." / "safa"
+    assert compare_page([place / "safa", place / "fedavg", again]) == compare_page([place / "safa", place / "fedavg"])
+
+
 def test_runs_that_differ_in_much_are_called_by_their_folders(place: Path, tmp_path: Path) -> None:
     simulate("boston", protocol="fedavg", rounds=4, epochs=2, fraction=0.8, lr=0.01, out=tmp_path / "mine")
     assert '"domain":["mine","safa"]' in compare_page([tmp_path / "mine", place / "safa"]) or (

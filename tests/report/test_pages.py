@@ -111,13 +111,13 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
     reached = replace(run, settings=replace(run.settings, until="accuracy=0.75"))  # that of the second round
     at_s = run.held_records[1].closed_s
     page = run_page(reached)
-    said = f"Time to target time_to_target_s {duration(at_s)} until accuracy of 0.75 was reached, in round 2"
+    said = f"Time to target time_to_target_s {duration(at_s)} accuracy 0.75, reached in round 2"
     assert headline_of(page)[1] == said
     chart = json.dumps(specs_of(page)[0])
     assert f'"text": "target 0.75, reached after {duration(at_s)}"' in chart
     assert '"datum": 0.75' in chart
     never = run_page(replace(run, settings=replace(run.settings, until="accuracy=0.99")))
-    assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy of 0.99, not within ")
+    assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy 0.99, not within ")
     assert "The dashed line is the target, 0.99, not reached." in text_of(never)
     assert "reached after" not in json.dumps(specs_of(never)[0])
 
@@ -183,7 +183,7 @@ def test_a_run_that_is_not_finished() -> None:
     half = replace(run, summary=None, held_records=run.held_records[:3])
     assert "This run is not finished: 3 of 6 rounds are there" in text_of(run_page(half))
     waiting = learnt(replace(half, settings=replace(run.settings, train=True, until="accuracy=0.99")))
-    assert headline_of(run_page(waiting))[1].startswith("Time to target time_to_target_s not yet accuracy of 0.99")
+    assert headline_of(run_page(waiting))[1].startswith("Time to target time_to_target_s not yet accuracy 0.99")
     nothing = replace(run, summary=None, held_records=[])
     assert "There is nothing to show yet" in text_of(run_page(nothing))
 

@@ -217,7 +217,8 @@ def test_settings_are_coloured_by_what_varies() -> None:
     assert styled["SAFA, C 0.1"].colour == styled["SAFA, C 0.3"].colour != styled["FedAvg, C 0.1"].colour
     assert styled["SAFA, C 0.1"].dash != styled["SAFA, C 0.3"].dash
     rows = [timed(safa=[100.0])[0] | {"fraction": value / 10} for value in range(1, 10)]
-    assert len(looks(answered(rows).settings, Plan.of(rows))) == MOST
+    styled = looks(answered(rows).settings, Plan.of(rows))
+    assert len({(style.colour, style.dash) for style in styled.values()}) == len(styled) == MOST
     assert f"Grey: settings behind the first {MOST}." in text_of(sweep_page(rows))
 
 

@@ -171,7 +171,7 @@ def _figure(cells: ClientMap, clients: Clients, caption: str) -> ClientFigure:
         "facts": clients.facts(cells.clients),
         "cells": _packed(cells, step_s),
     }
-    return ClientFigure(data, "What every client did, round by round", caption, said)
+    return ClientFigure(data, "Who did what, round by round", caption, said)
 
 
 def _step_s(cells: ClientMap) -> float:

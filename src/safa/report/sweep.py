@@ -55,7 +55,8 @@ def sweep_page(rows: Sequence[Row], *, target: str | None = None, planned: int |
     `target` is what is to be reached, where that is not the target of the sweep; `planned` is the number of its runs,
     of which not all may be finished.
     """
-    return render(*sweep_heading(rows, planned), sweep_sections(rows, target=target))
+    sections = sweep_sections(rows, target=target)
+    return render(*sweep_heading(rows, planned), sections)
 
 
 def sweep_heading(rows: Sequence[Row], planned: int | None = None) -> tuple[str, str]:

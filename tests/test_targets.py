@@ -18,6 +18,7 @@ from safa.experiments.simulate import Experiment, resume_run, run_to_end
 from safa.experiments.sweep import run_one
 from safa.protocol.records import RoundRecord
 from safa.report import run_page, sweep_page
+from safa.report.words import duration
 from safa.runs import RunWriter, Settings
 from tests.experiments.kill_and_resume import RESULTS
 from tests.report.test_pages import specs_of, sweep, text_of
@@ -140,7 +141,7 @@ def test_a_target_that_is_not_reached_changes_nothing_but_says_so(whole: list[Ro
     assert [one.to_json() for one in run.records()] == [one.to_json() for one in whole]
     assert run.summary is not None
     assert run.summary["time_to_target_s"] is None
-    assert "The target accuracy=2 was not reached." in text_of(run_page(run))
+    assert "Time to target time_to_target_s not reached accuracy 2, not within" in text_of(run_page(run))
 
 
 def test_a_run_of_a_sweep_ends_at_its_target_too(whole: list[RoundRecord]) -> None:
@@ -162,11 +163,11 @@ def test_the_best_of_a_sweep_with_a_target_is_there_first(whole: list[RoundRecor
         for row, of in zip(rows, ((1.0, 100.0), (30.0, 30.0)), strict=True)
         for seed, time in enumerate(of)
     ]
-    ahead = "C 0.2 ahead, but not told from the next It takes time_to_target_s 10 s"
+    ahead = "C 0.2 ahead, but cannot be told from the next It takes time_to_target_s 10 s"
     assert ahead in text_of(sweep_page(many)), "as safa best has it"
     assert "when the target was reached, and then held" in sweep_page(rows)
     assert f"{rows[-1]['bytes_to_target'] / 1e6:.4g} MB" in said
-    assert "nobody No setting reached" in text_of(sweep_page([row | {"time_to_target_s": None} for row in rows]))
+    assert "none No setting reached" in text_of(sweep_page([row | {"time_to_target_s": None} for row in rows]))
 
 
 def test_a_setting_that_did_not_always_reach_the_target_has_no_mean_time_on_the_page(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_setting_that_did_not_always_reach_the_target_has_no_mean_time_on_the_
     said, points = text_of(sweep_page(rows)), by_fraction(sweep_page(rows))
     assert [(point["x"], point["mean"]) for point in points] == [(0.6, 250.0), (1.0, 225.0)]
     assert "Only settings are shown with which every run reached it." in said
-    first = "First to accuracy 0.5 C 0.6 ahead, but not told from the next It takes time_to_target_s 3.33 min"
+    first = "First to accuracy 0.5 C 0.6 ahead, but cannot be told from the next It takes time_to_target_s 3.33 min"
     assert first in said, "the times differ by world, and the ratios count"
     fedavg = [row | {"protocol": "fedavg", "time_to_target_s": 7.0} for row in rows]
     page = sweep_page([row | {"time_to_target_s": None} for row in rows] + fedavg)
@@ -201,8 +202,9 @@ def test_page_and_summary_say_when_the_target_was_reached(
     words = f"in round 6, after {whole[5].closed_s:,.0f} s."
     assert words in capsys.readouterr().out
     said = text_of(run_page(safa.load_run(tmp_path / "run")))
-    assert "The run came to its end. The target accuracy=" in said
-    assert words in said
+    assert "Finished after 6 rounds." in said
+    assert f"Time to target time_to_target_s {duration(whole[5].closed_s)} accuracy " in said
+    assert ", reached in round 6" in said
     assert "at most 30 rounds" in said
 
 

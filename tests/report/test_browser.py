@@ -16,7 +16,7 @@ from safa.paper.bias import bias_report
 from safa.paper.collect import Results, collect
 from safa.paper.grid import job
 from safa.paper.reproduction import write_reproduction
-from safa.report import run_page, run_sections, sweep_page
+from safa.report import compare_page, run_page, run_sections, sweep_page
 from safa.report.page import OUTSIDE, Cell, Section, Table, blocks_of, render
 from tests.programs import chromium
 from tests.report.making import learnt, simulated
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 Open = Callable[..., Page]
 RUN = learnt(simulated(rounds=20, lag_tolerance=2))
+TARGET = replace(RUN, settings=replace(RUN.settings, until="accuracy=0.9"), summary=None)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]
     pages = {
         "run": run_page(RUN),
+        "target": run_page(TARGET),
+        "equal": compare_page([RUN, replace(RUN)]),
         "wide": run_page(learnt(simulated("kdd99", rounds=100))),
         "sweep": sweep_page(rows),
         "table": render(
@@ -138,6 +141,13 @@ def test_every_chart_is_drawn_without_scrolling(open_page: Open) -> None:
     assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count() > 3
 
 
+def test_runs_that_are_equal_are_compared(open_page: Open) -> None:
+    """Axes are drawn also where all values are the same."""
+    page = open_page("equal")
+    assert page.get_by_text("level with the next").is_visible()
+    assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count() > 3
+
+
 def test_a_page_follows_the_colour_scheme(open_page: Open) -> None:
     page = open_page("run", scheme="light")
     chart = page.locator(".chart").first
@@ -169,37 +179,37 @@ def test_the_map_answers_to_the_mouse(open_page: Open, name: str) -> None:
     page.wait_for_selector("#tip", state="hidden")
 
 
-def story(page: Page) -> dict[str, str]:
-    """The story of a client: the numbers on its cards, by name."""
-    cards = page.locator(".story .facts > div").all()
+def details(page: Page) -> dict[str, str]:
+    """The numbers on the cards of the client that was chosen, by name."""
+    cards = page.locator(".client-details .facts > div").all()
     return {card.locator("dt").inner_text().split("\n")[0]: card.locator("dd").first.inner_text() for card in cards}
 
 
-def test_a_click_on_the_map_tells_the_story_of_a_client(open_page: Open) -> None:
+def test_a_click_on_the_map_shows_the_details_of_a_client(open_page: Open) -> None:
     page = open_page("run")
-    assert story(page) == {}
+    assert details(page) == {}
     canvas = page.locator(".chart[data-renderer=map] canvas")
     canvas.scroll_into_view_if_needed()
     canvas.click(position={"x": 300, "y": 100})
     chart = map_of(run_page(RUN))
     row = chart["clients"].index(page.locator(".client select").input_value())
     facts = {fact["name"]: fact["values"][row] for fact in chart["facts"]}
-    assert story(page) == facts
-    assert page.locator(".story svg rect").count() == 20
-    assert "over the rounds" in str(page.locator(".story svg").get_attribute("aria-label"))
+    assert details(page) == facts
+    assert page.locator(".client-details svg rect").count() == 20
+    assert "over the rounds" in str(page.locator(".client-details svg").get_attribute("aria-label"))
 
 
 def test_the_keyboard_chooses_a_client(open_page: Open) -> None:
     page = open_page("run")
     assert not page.locator(".chosen").is_visible()
-    page.get_by_label("the story of client").focus()
+    page.get_by_label("details of client").focus()
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     assert page.locator(".client select").input_value() == map_of(run_page(RUN))["clients"][2]
-    third = story(page)
+    third = details(page)
     assert page.locator(".chosen").is_visible()
     page.keyboard.press("ArrowDown")
-    assert story(page) != third
+    assert details(page) != third
 
 
 def test_an_open_page_grows(open_page: Open) -> None:
@@ -214,7 +224,7 @@ def test_an_open_page_grows(open_page: Open) -> None:
     page.evaluate("window.before = [...document.querySelectorAll('[data-block]')]")
     assert page.evaluate("blocks => window.safa.update(blocks)", blocks_of(run_sections(shorter)))
     page.get_by_text("This run is not finished: 12 of 20 rounds").wait_for()
-    assert page.locator(".story svg rect").count() == 12
+    assert page.locator(".client-details svg rect").count() == 12
     assert page.locator(".chosen").is_visible()
     replaced = page.evaluate("before.filter((block) => !block.isConnected).map((block) => block.dataset.block)")
     assert {"result-0", "result-1", "result-2", "clients-0"} <= set(replaced)
@@ -239,13 +249,14 @@ def test_a_list_that_is_open_is_not_taken_away(open_page: Open) -> None:
     assert page.locator(".client select").input_value() == "4"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_nobody_is_kept_out(open_page: Open, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+@pytest.mark.parametrize("name", ["target", "sweep"])
+def test_a_page_is_accessible(open_page: Open, name: str, width: int, scheme: str) -> None:
     """What axe-core calls serious or critical, with everything opened."""
-    page = open_page("run", width=width, scheme=scheme, bypass_csp=True)
+    page = open_page(name, width=width, scheme=scheme, bypass_csp=True)
     unfold(page)
-    page.locator(".client select").select_option("4")
+    if name == "target":
+        page.locator(".client select").select_option("4")
     found = Axe().run(page).response["violations"]
     assert [problem["id"] for problem in found if problem["impact"] in ("serious", "critical")] == []
 
@@ -269,7 +280,7 @@ def test_a_page_of_500_clients_and_100_rounds_answers_at_once(open_page: Open) -
         page.mouse.wheel(0, 300)
         page.evaluate("new Promise(requestAnimationFrame)")
     page.locator(".chart[data-renderer=map] canvas").click(position={"x": 300, "y": 100})
-    assert story(page)
+    assert details(page)
     assert max(page.evaluate("tasks"), default=0) < 200
 
 
@@ -282,7 +293,7 @@ def test_a_page_of_a_million_updates_opens(open_page: Open, files: dict[str, Pat
     assert page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") < 3000
     assert page.evaluate("window.seen") < 3000
     page.locator(".client select").select_option("999")
-    assert page.locator(".story svg rect").count() == 1000
+    assert page.locator(".client-details svg rect").count() == 1000
 
 
 def test_a_curve_answers_to_the_mouse(open_page: Open) -> None:

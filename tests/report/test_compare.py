@@ -44,7 +44,7 @@ def test_two_runs_are_called_by_what_differs(place: Path) -> None:
     page = compare_page([place / "safa", place / "fedavg"])
     said = text_of(page)
     assert "Comparison on boston" in said
-    assert "Side by side: safa , fedavg ." in said
+    assert "Compared: safa , fedavg ." in said
     assert "Cannot tell one seed has no interval: add seeds" in said
     assert '"domain":["SAFA","FedAvg"]' in page.replace(" ", "") or '"domain":["FedAvg","SAFA"]' in page.replace(
         " ", ""
@@ -65,6 +65,11 @@ def test_the_same_run_twice_is_told_apart_by_its_folder(place: Path, tmp_path: P
     page = compare_page([place / "safa", tmp_path / "again"], target="accuracy=0.01")
     assert first([place / "safa", tmp_path / "again"])[2] == "1×"  # noqa: RUF001
     assert '"again"' in page
+
+
+def test_what_is_given_twice_is_compared_once(place: Path) -> None:
+    again = place / "other" / ".." / "safa"
+    assert compare_page([place / "safa", place / "fedavg", again]) == compare_page([place / "safa", place / "fedavg"])
 
 
 def test_runs_that_differ_in_much_are_called_by_their_folders(place: Path, tmp_path: Path) -> None:

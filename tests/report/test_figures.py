@@ -60,7 +60,8 @@ def test_a_series_that_is_no_protocol_has_a_look_too() -> None:
     looks = figures.styles(["of my own", "safa", "another", "fedavg"])
     assert looks["safa"] == PROTOCOLS["safa"]
     assert len(set(looks.values())) == 4
-    assert len(figures.styles([str(number) for number in range(50)])) == 50
+    many = figures.styles([*PROTOCOLS, *(str(number) for number in range(40))])
+    assert len({(style.colour, style.dash) for style in many.values()}) == len(many) == len(PROTOCOLS) + 40
     assert list(figures.styles(["fedavg", "safa"])) == ["safa", "fedavg"]
 
 

@@ -75,6 +75,12 @@ def test_the_library_is_there_once_and_nothing_comes_from_outside() -> None:
     assert "default-src 'none'" in html
 
 
+def test_no_other_script_may_run() -> None:
+    page = render("A page", "", [Section("One", [Words("text")])])
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert re.search(r"default-src 'none'; script-src ('sha256-[\w+/]+=' )+'unsafe-eval';", policy)
+
+
 def test_a_chart_is_sent_as_json() -> None:
     html = page(Figure(chart(), "a", "b", "c"))
     spec = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)[0])

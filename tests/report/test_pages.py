@@ -65,7 +65,7 @@ def test_a_run_says_what_it_is() -> None:
     said = text_of(page)
     assert "SAFA on digits 20 clients, 6 rounds, C = 0.3, crash rate 0.3, tau = 5, causal clock, seed 0. " in said
     assert "A round takes 420 s at most. For one update a client makes 2 passes over its data, about 90 samples" in said
-    assert "The run came to its end. No model was trained" in said
+    assert "Finished after 6 rounds. No model was trained" in said
     assert "Length of a round round_length_s" in said
     assert "Mean length of a round (Eq. 17)" in said
     assert len(specs_of(page)) == 6  # no loss, no accuracy; the map, and the length of the rounds twice
@@ -111,13 +111,13 @@ def test_a_target_is_marked_where_it_was_reached() -> None:
     reached = replace(run, settings=replace(run.settings, until="accuracy=0.75"))  # that of the second round
     at_s = run.held_records[1].closed_s
     page = run_page(reached)
-    said = f"Time to target time_to_target_s {duration(at_s)} until accuracy of 0.75 was reached, in round 2"
+    said = f"Time to target time_to_target_s {duration(at_s)} accuracy 0.75, reached in round 2"
     assert headline_of(page)[1] == said
     chart = json.dumps(specs_of(page)[0])
     assert f'"text": "target 0.75, reached after {duration(at_s)}"' in chart
     assert '"datum": 0.75' in chart
     never = run_page(replace(run, settings=replace(run.settings, until="accuracy=0.99")))
-    assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy of 0.99, not within ")
+    assert headline_of(never)[1].startswith("Time to target time_to_target_s not reached accuracy 0.99, not within ")
     assert "The dashed line is the target, 0.99, not reached." in text_of(never)
     assert "reached after" not in json.dumps(specs_of(never)[0])
 
@@ -135,7 +135,7 @@ def test_who_was_left_out_is_named() -> None:
     assert headline_of(run_page(run))[3].endswith("more")  # without speeds, who is slow cannot be told
 
 
-def test_every_client_has_a_story(tmp_path: Path) -> None:
+def test_every_client_has_its_details(tmp_path: Path) -> None:
     run = simulated("boston", rounds=30, crash_rate=0.5)
     chart = map_of(run_page(run, np.array([1.0, 5.0, 3.0, 4.0, 2.0])))
     facts = {fact["name"]: fact["values"] for fact in chart["facts"]}
@@ -183,7 +183,7 @@ def test_a_run_that_is_not_finished() -> None:
     half = replace(run, summary=None, held_records=run.held_records[:3])
     assert "This run is not finished: 3 of 6 rounds are there" in text_of(run_page(half))
     waiting = learnt(replace(half, settings=replace(run.settings, train=True, until="accuracy=0.99")))
-    assert headline_of(run_page(waiting))[1].startswith("Time to target time_to_target_s not yet accuracy of 0.99")
+    assert headline_of(run_page(waiting))[1].startswith("Time to target time_to_target_s not yet accuracy 0.99")
     nothing = replace(run, summary=None, held_records=[])
     assert "There is nothing to show yet" in text_of(run_page(nothing))
 

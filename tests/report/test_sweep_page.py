@@ -1,4 +1,4 @@
-"""The page of a sweep: who is first, by how much, how sure that is, and what it costs."""
+"""The page of a sweep: who is first, by how much, how sure that is, and the trade-offs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_first_view_says_who_is_first_by_how_much_and_how_sure() -> None:
 
 def test_where_the_seeds_do_not_allow_it_the_page_cannot_tell() -> None:
     said = facts(timed(safa=[100.0, 200.0, 150.0], fedavg=[90.0, 300.0, 150.0]))
-    assert said[0] == ("First to accuracy 0.5", "SAFA", "ahead, but not told from the next")
+    assert said[0] == ("First to accuracy 0.5", "SAFA", "ahead, but cannot be told from the next")
     assert said[3][1] == "Cannot tell"
     assert facts(timed(safa=[100.0], fedavg=[200.0]))[3][1:] == ("Cannot tell", "one seed has no interval: add seeds")
 
@@ -91,7 +91,7 @@ def test_a_target_that_is_not_always_reached_is_counted_by_seeds() -> None:
         "known to be behind in 2 and ahead in 0 of 2 seeds",
     )
     (nobody,) = facts(timed(safa=[None], fedavg=[None]))
-    assert nobody[:2] == ("First to accuracy 0.5", "nobody")
+    assert nobody[:2] == ("First to accuracy 0.5", "none")
 
 
 def test_the_answer_is_that_of_safa_best(folder: Path) -> None:
@@ -217,7 +217,8 @@ def test_settings_are_coloured_by_what_varies() -> None:
     assert styled["SAFA, C 0.1"].colour == styled["SAFA, C 0.3"].colour != styled["FedAvg, C 0.1"].colour
     assert styled["SAFA, C 0.1"].dash != styled["SAFA, C 0.3"].dash
     rows = [timed(safa=[100.0])[0] | {"fraction": value / 10} for value in range(1, 10)]
-    assert len(looks(answered(rows).settings, Plan.of(rows))) == MOST
+    styled = looks(answered(rows).settings, Plan.of(rows))
+    assert len({(style.colour, style.dash) for style in styled.values()}) == len(styled) == MOST
     assert f"Grey: settings behind the first {MOST}." in text_of(sweep_page(rows))
 
 

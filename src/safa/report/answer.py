@@ -25,9 +25,9 @@ from safa.errors import SafaError
 from safa.report.page import Fact
 from safa.report.plan import Plan, directions
 from safa.report.tables import EVALUATIONS, Row
-from safa.report.words import TIMES, capital, duration, number, some_of
+from safa.report.words import TIMES, capital, duration, goal, number, some_of
 
-__all__ = ["Answer", "find_answer", "goal"]
+__all__ = ["Answer", "find_answer"]
 
 _TIME = "time_to_target_s"
 _CHOSEN = (
@@ -79,12 +79,6 @@ class Answer:
             meaning = "; ".join(filter(None, [first[0].meaning, "the target is this page's choice"]))
             first[0] = replace(first[0], meaning=meaning)
         return first + ([_lead(self.best), _sure(self.best)] if len(self.best.standings) > 1 else [])
-
-
-def goal(target: Target) -> str:
-    """A target in words."""
-    held = f", held for {target.held} evaluations" if target.held > 1 else ""
-    return f"{target.metric} {target.value:g}{held}"
 
 
 # -- finding it --------------------------------------------------------------------------------------------------------
@@ -163,7 +157,7 @@ def _by_metric(task: str, settings: Sequence[Setting], ways: Mapping[str, str]) 
 
 def _nobody(best: Best) -> list[Fact]:
     assert best.target is not None
-    return [Fact(f"First to {goal(best.target)}", "nobody", best.sentences()[0])]
+    return [Fact(f"First to {goal(best.target)}", "none", best.sentences()[0])]
 
 
 def _first_by_target(best: Best) -> list[Fact]:
@@ -196,7 +190,7 @@ def _doubt(best: Best) -> str:
     if best.is_certain or len(best.standings) < 2:
         return ""
     is_level = best.standings[0].value == best.standings[1].value
-    return "level with the next" if is_level else "ahead, but not told from the next"
+    return "level with the next" if is_level else "ahead, but cannot be told from the next"
 
 
 def _lead(best: Best) -> Fact:

@@ -1,4 +1,4 @@
-"""The map of clients and rounds on a page, and what it tells of each client.
+"""The map of clients and rounds on a page, and what it says about each client.
 
 `map.js` draws it. The cells are sent as one compressed array, and a million of them take a few megabytes at most.
 """
@@ -53,7 +53,7 @@ class Clients:
     totals: ClientTotals
 
     def facts(self, chosen: Ids) -> list[dict[str, Any]]:
-        """The story of each of these clients in numbers, to be shown as cards."""
+        """What is known of each of these clients, to be shown as cards."""
         totals, every = self.totals, len(self.order)
         came, refused, crashed, over = (
             of_all(total, every)[chosen].astype(np.int64).tolist()

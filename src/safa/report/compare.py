@@ -53,7 +53,7 @@ def _sections(rows: Sequence[Row], target: str | None) -> list[Section]:
 def _lead(rows: Sequence[Row]) -> str:
     counts = Counter(row[_FOLDER] for row in rows)
     parts = [f"`{name}`" + (f" ({count} runs)" if count > 1 else "") for name, count in counts.items()]
-    return f"Side by side: {', '.join(parts)}."
+    return f"Compared: {', '.join(parts)}."
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -61,11 +61,17 @@ def _lead(rows: Sequence[Row]) -> str:
 
 def _rows(things: Sequence[Run | Path | str]) -> list[dict[str, Any]]:
     """The rows of all runs, with the same columns, and the name of the folder that each is from."""
-    given = [thing if isinstance(thing, Run) else Path(thing) for thing in things]
+    given = list({_identity(thing): thing if isinstance(thing, Run) else Path(thing) for thing in things}.values())
     named = zip(_names(given), given, strict=True)
     rows = [row | {_FOLDER: name} for name, thing in named for row in _rows_of(thing)]
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: _plain(row.get(name, _DEFAULTS.get(name))) for name in columns} for row in rows]
+
+
+def _identity(thing: Run | Path | str) -> Path | int:
+    """The same for the same thing: what is given twice is compared once."""
+    folder = thing.folder if isinstance(thing, Run) else Path(thing)
+    return id(thing) if folder is None else folder.resolve()
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ from safa.runs import write_atomically
 
 __all__ = [
     "BACK", "INK", "PROTOCOLS", "RAMP", "RECOLOURED", "SOFT", "STATES", "THEMES", "Axis", "Style", "bars",
-    "client_map", "dots", "lines", "save", "specification", "styles",
+    "by_series", "client_map", "data", "dots", "layered", "lines", "save", "specification", "styles",
 ]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
@@ -52,7 +52,11 @@ PROTOCOLS: dict[str, Style] = {
 """How each protocol is drawn, everywhere."""
 
 _NAMED = PROTOCOLS | {protocol_name(name): style for name, style in PROTOCOLS.items()}
-_OTHERS = [*PROTOCOLS.values(), Style("#1b212b", (7, 3), "circle")]
+_OWN = [*PROTOCOLS.values(), Style("#1b212b", (10, 2, 2, 2, 2, 2), "circle")]
+_OTHERS = [
+    Style(a.colour, b.dash, b.shape) for n in range(len(_OWN)) for a, b in zip(_OWN, _OWN[n:] + _OWN[:n], strict=True)
+]
+"""Styles for other series, all pairs of a colour and a dash: first the styles of the protocols, then mixtures."""
 
 STATES: dict[State, tuple[str, str]] = {
     State.PICKED: ("picked", "#009e73"),
@@ -65,20 +69,19 @@ STATES: dict[State, tuple[str, str]] = {
 }
 """What a cell of the client map is called, and its colour."""
 
-_INK, _SOFT, _LINE, _BACK = "#1b212b", "#596273", "#dde1e7", "#ffffff"
+INK, SOFT, _LINE, BACK = "#1b212b", "#596273", "#dde1e7", "#ffffff"
+"""The colours of text, of less important text, of lines, and of the page."""
 RECOLOURED: dict[str, str] = {
-    _INK: "#e6e9ee", _SOFT: "#a3adbb", _LINE: "#323a46", _BACK: "#14171c",
+    INK: "#e6e9ee", SOFT: "#a3adbb", _LINE: "#323a46", BACK: "#14171c",
     "#0072b2": "#4fa9e3", "#d55e00": "#f07f35", "#c98a00": "#e6b23c", "#6b7480": "#9aa5b4", "#b5548c": "#dd8bb9",
     "#009e73": "#22b98c", "#3fa2dc": "#9ad4f5", "#c5cbd4": "#4b5563", "#f0f2f5": "#1d222a",
     "#7a5c00": "#c7a54a", "#7b3fa0": "#b98ad9",
     "#dd7a00": "#ffb84d", "#cf3f17": "#ff8a65", "#b3246e": "#f783b5", "#7636c4": "#b592f7", "#2f5fd0": "#7fa8ff",
-    "#0b7f8c": "#4fd0dd", "#1f6f3f": "#5fcf8a",
+    "#0b7f8c": "#4fd0dd", "#1f6f3f": "#5fcf8a", "#6b7000": "#c9cf4a",
 }  # fmt: skip
 """The colours of the light theme, and those of the dark theme for them."""
 
-INK, SOFT, BACK = _INK, _SOFT, _BACK
-"""The colours of text, of less important text, and of the page."""
-RAMP = ("#dd7a00", "#cf3f17", "#b3246e", "#7636c4", "#2f5fd0", "#0b7f8c", "#1f6f3f")
+RAMP = ("#dd7a00", "#cf3f17", "#b3246e", "#7636c4", "#2f5fd0", "#0b7f8c", "#1f6f3f", "#6b7000")
 """Colours for numbers, from low to high."""
 
 
@@ -101,13 +104,13 @@ def _theme(ink: str, soft: str, line: str, back: str) -> dict[str, Any]:
         "header": text | {"labelColor": ink, "labelFontSize": 13, "labelFontWeight": 600},
         "title": {"color": ink, "fontSize": 14, "anchor": "start"},
         "line": {"strokeWidth": 2, "strokeJoin": "round", "strokeCap": "butt"},
-        "range": {"category": [style.colour for style in _OTHERS]},
+        "range": {"category": [style.colour for style in _OWN]},
     }
 
 
 THEMES: dict[str, dict[str, Any]] = {
-    "light": _theme(_INK, _SOFT, _LINE, _BACK),
-    "dark": _theme(*(RECOLOURED[colour] for colour in (_INK, _SOFT, _LINE, _BACK))),
+    "light": _theme(INK, SOFT, _LINE, BACK),
+    "dark": _theme(*(RECOLOURED[colour] for colour in (INK, SOFT, _LINE, BACK))),
 }
 """The configuration of the charts, light and dark."""
 
@@ -155,7 +158,7 @@ def _longest_label(spec: Any) -> int:
 
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
-    """A style for every series: a protocol has its own, the others share the rest, in turn."""
+    """A style for every series: a protocol has its own, the others have those that are left."""
     if all(name in _NAMED for name in names):
         return {name: _NAMED[name] for name in _NAMED if name in names}
     taken = [_NAMED[name] for name in names if name in _NAMED]
@@ -180,7 +183,7 @@ class Axis:
     """Whether the scale is logarithmic."""
 
 
-def _data(rows: Rows) -> alt.InlineData:
+def data(rows: Rows) -> alt.InlineData:
     """Rows as the chart's own data; JSON has no NaN and no infinity, so that these are missing."""
     return alt.InlineData(values=tuple({name: _finite(value) for name, value in row.items()} for row in rows))
 
@@ -233,8 +236,8 @@ def lines(
     names = list(names) or (list(dict.fromkeys(str(row[series]) for row in rows)) if series else [""])
     looks = styles(names)
     shown = [_tooltip(x), *([alt.Tooltip(f"{series}:N")] if series else []), _tooltip(y), *map(_tooltip, also)]
-    base = alt.Chart(_data(rows)).encode(x=_x(x, 10 if points else 0))
-    coloured = base.encode(color=_by(alt.Color, series, looks, "colour", points)) if series else base
+    base = alt.Chart(data(rows)).encode(x=_x(x, 10 if points else 0))
+    coloured = base.encode(color=by_series(alt.Color, series, looks, "colour", points)) if series else base
     plain: dict[str, Any] = {} if series else {"color": looks[names[0]].colour}
     layers: list[alt.Chart] = []
     if band:
@@ -245,35 +248,41 @@ def lines(
     layers.append(_dashed(curve, series, looks, points) if series else curve)
     if points:
         dot = coloured.mark_point(filled=True, size=55, opacity=1, **plain).encode(y=_y(y))
-        layers.append(dot.encode(shape=_by(alt.Shape, series, looks, "shape", points)) if series else dot)
-    layers += _target_layers(*target, rising=bool(rows) and rows[0][y.field] < target[0]) if target else []
+        layers.append(dot.encode(shape=by_series(alt.Shape, series, looks, "shape", points)) if series else dot)
+    layers += _target_layers(*target, rows, x, y) if target else []
     layers.append(base.mark_point(size=180, opacity=0, filled=True).encode(y=_y(y), tooltip=shown))
-    return _layered(layers, height)
+    return layered(layers, height)
 
 
-def _target_layers(value: float, at: float | None, said: str, rising: bool) -> list[alt.Chart]:
-    """A dashed line at a value to reach, with words where no curve is, and a mark at the x where it was reached."""
-    one, y = alt.Chart(_data([{}])), alt.YDatum(value)
-    rule = one.mark_rule(strokeDash=[5, 4], color=_SOFT).encode(y=y)
-    text = one.mark_text(text=said, align="right", dx=8 if at else 0, dy=-14 if rising else 18, color=_INK, fontSize=12)
+def _target_layers(value: float, at: float | None, said: str, rows: Rows, x: Axis, y: Axis) -> list[alt.Chart]:
+    """A dashed line at a value to reach, and a mark at the x where it was reached, with words where no curve is.
+
+    Left of the mark the curve has not crossed the line yet, right of it it has.
+    """
+    one, rising = alt.Chart(data([{}])).encode(y=alt.YDatum(value)), bool(rows) and rows[0][y.field] < value
+    rule = one.mark_rule(strokeDash=[5, 4], color=SOFT)
+    late = at is not None and at > max(row[x.field] for row in rows) / 2
+    above = rising == (late or at is None)
+    words: dict[str, Any] = {"text": said, "dy": -14 if above else 18, "color": INK, "fontSize": 12}
     if at is None:
-        return [rule, text.encode(x=alt.value("width"), y=y)]
-    x = alt.XDatum(at)
-    mark = one.mark_point(size=130, filled=True, opacity=1, color="#d55e00").encode(x=x, y=y)
-    return [rule, mark, text.encode(x=x, y=y)]
+        return [rule, one.mark_text(align="left", dx=4, **words).encode(x=alt.value(0))]
+    there = one.encode(x=alt.XDatum(at))
+    mark = there.mark_point(size=130, filled=True, opacity=1, color="#d55e00")
+    return [rule, mark, there.mark_text(align="right" if late else "left", dx=-10 if late else -8, **words)]
 
 
-def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.LayerChart:
-    return cast(alt.LayerChart, alt.layer(*layers, **data).properties(width="container", height=height))
+def layered(layers: Sequence[alt.Chart], height: float, **given: Any) -> alt.LayerChart:
+    """Layers as one chart of the width of its place."""
+    return cast(alt.LayerChart, alt.layer(*layers, **given).properties(width="container", height=height))
 
 
 def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: bool) -> alt.Chart:
     """The curve with dashes; where points make the legend, the dashes have other names, to be left out of it."""
     if not points:
-        return curve.encode(strokeDash=_by(alt.StrokeDash, series, looks, "dash", points))
+        return curve.encode(strokeDash=by_series(alt.StrokeDash, series, looks, "dash", points))
     renamed = {f"_{name}": style for name, style in looks.items()}
     copied = curve.transform_calculate(_dash=f"'_' + datum[{series!r}]")
-    return copied.encode(strokeDash=_by(alt.StrokeDash, "_dash", renamed, "dash", points).legend(None))
+    return copied.encode(strokeDash=by_series(alt.StrokeDash, "_dash", renamed, "dash", points).legend(None))
 
 
 def _tooltip(axis: Axis) -> alt.Tooltip:
@@ -282,7 +291,7 @@ def _tooltip(axis: Axis) -> alt.Tooltip:
     return alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.format)
 
 
-def _by(channel: Any, series: str, looks: Mapping[str, Style], what: str, points: bool) -> Any:
+def by_series(channel: Any, series: str, looks: Mapping[str, Style], what: str, points: bool) -> Any:
     """A channel that distinguishes series. All channels share one legend: of the points, or else of the lines."""
     values = [getattr(style, what) for style in looks.values()]
     scale = alt.Scale(domain=list(looks), range=[list(v) if isinstance(v, tuple) else v for v in values])
@@ -300,7 +309,7 @@ def bars(
     low, high = (min(places) - unit / 2, max(places) + unit / 2) if places else (0.0, 1.0)
     filled = 0.8 if len(rows) < 120 else 1.0
     chart: alt.Chart = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_bar(
             color=colour, width=alt.ExprRef(f"max(1, {filled} * width / {(high - low) / unit})"), orient="vertical"
         )
@@ -318,14 +327,14 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
     """A point for every name in the column `names`, one below the other, on a bar from lowest to highest."""
     looks = styles([str(row[names]) for row in rows])
     y = alt.Y(f"{names}:N", sort=None, axis=alt.Axis(title=None, labelLimit=220, grid=True))
-    base = alt.Chart(_data(rows)).encode(y=y, color=_by(alt.Color, names, looks, "colour", True).legend(None))
+    base = alt.Chart(data(rows)).encode(y=y, color=by_series(alt.Color, names, looks, "colour", True).legend(None))
     shown = [alt.Tooltip(f"{names}:N"), _tooltip(x), *(_tooltip(Axis(field, field, x.format)) for field in band or ())]
     point = base.mark_point(filled=True, size=90, opacity=1).encode(x=_x(x), tooltip=shown)
-    layers = [point.encode(shape=_by(alt.Shape, names, looks, "shape", True).legend(None))]
+    layers = [point.encode(shape=by_series(alt.Shape, names, looks, "shape", True).legend(None))]
     if band:
         rule = base.mark_rule(strokeWidth=3, opacity=0.35)
         layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=f"{band[1]}:Q"))
-    return _layered(layers, max(60, 28 * len(rows)))
+    return layered(layers, max(60, 28 * len(rows)))
 
 
 def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = ("", "")) -> alt.LayerChart:
@@ -351,7 +360,7 @@ def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = (
         .mark_rect(
             width=alt.ExprRef(f"width / {rounds} * 0.4") if dense else whole,
             height=thick - (0 if dense else 2),
-            fill=_INK if dense else "transparent",
+            fill=INK if dense else "transparent",
             strokeWidth=0 if dense else 1.5,
             xOffset=alt.ExprRef(f"width / {rounds} * -0.3") if dense else 0,
             tooltip={"content": "data"},
@@ -361,7 +370,7 @@ def client_map(cells: ClientMap, names: Sequence[str], ends: tuple[str, str] = (
     )
     places = alt.sequence(0, rounds * clients, as_="_cell")
     layers = [cell, over] if cells.deprecated.any() else [cell]
-    chart = _layered(layers, round(thick * clients), data=places).transform_calculate(**_cell_fields(clients))
+    chart = layered(layers, round(thick * clients), data=places).transform_calculate(**_cell_fields(clients))
     params = [
         param
         for name, text in _arrays(cells, names).items()
@@ -415,7 +424,7 @@ def _state_colours(cells: ClientMap) -> alt.Fill:
 
 def _over_colour(dense: bool) -> alt.StrokeDatum:
     legend = alt.Legend(
-        symbolType="square", symbolFillColor=_INK if dense else "transparent", symbolStrokeColor=_INK,
+        symbolType="square", symbolFillColor=INK if dense else "transparent", symbolStrokeColor=INK,
         symbolStrokeWidth=1.5,
     )  # fmt: skip
-    return alt.StrokeDatum("starts over", scale=alt.Scale(domain=["starts over"], range=[_INK]), legend=legend)
+    return alt.StrokeDatum("starts over", scale=alt.Scale(domain=["starts over"], range=[INK]), legend=legend)

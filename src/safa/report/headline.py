@@ -8,7 +8,7 @@ from typing import Any
 from safa.analysis import higher_is_better
 from safa.report.clients import Clients
 from safa.report.page import Fact, Headline
-from safa.report.words import capital, counted, duration, number, percent, some_of
+from safa.report.words import capital, counted, duration, goal, number, percent, some_of
 from safa.runs.settings import Settings
 
 __all__ = ["headline"]
@@ -38,11 +38,10 @@ def _time(settings: Settings, values: Mapping[str, Any], finished: bool) -> Fact
     whole = duration(values["virtual_time_s"])
     if target is None:
         return Fact("Time", whole, f"{duration(length)} a round; no target was set", "virtual_time_s")
-    wanted = f"{target.metric} of {target.value:g}"
     if values["time_to_target_s"] is None:
         so_far = "not reached" if finished else "not yet"
-        return Fact("Time to target", so_far, f"{wanted}, not within {whole}", "time_to_target_s")
-    said = f"until {wanted} was reached, in round {values['rounds_to_target']:,}"
+        return Fact("Time to target", so_far, f"{goal(target)}, not within {whole}", "time_to_target_s")
+    said = f"{goal(target)}, reached in round {values['rounds_to_target']:,}"
     return Fact("Time to target", duration(values["time_to_target_s"]), said, "time_to_target_s")
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the map of clients and rounds on a canvas, and below it the story of the client that the reader chose.
+// Draws the map of clients and rounds on a canvas, and below it the details of the client that the reader chose.
 window.safaMap = (() => {
   const OVER = 8, NONE = 65535;  // the bit of a cell that says "starts over", and the number of what is missing
   const decoded = new WeakMap();
@@ -134,8 +134,8 @@ window.safaMap = (() => {
 
   const element = (name, text, kind = "") => Object.assign(document.createElement(name), { textContent: text, className: kind });
 
-  function tell(story, data, cells, row, config) {
-    story.replaceChildren();
+  function showClient(details, data, cells, row, config) {
+    details.replaceChildren();
     if (row < 0) return;
     const facts = element("dl", "", "facts");
     for (const { name, column, values, meanings } of data.facts) {
@@ -145,7 +145,7 @@ window.safaMap = (() => {
       if (meanings[row]) card.append(element("dd", meanings[row], "meaning"));
       facts.append(card);
     }
-    story.append(facts, lagChart(data, cells, row, config, story.clientWidth || 600));
+    details.append(facts, lagChart(data, cells, row, config, details.clientWidth || 600));
   }
 
   // Fill the list of clients; the first entry of it is nobody.
@@ -162,12 +162,12 @@ window.safaMap = (() => {
     const spot = paint(canvas, data, cells, config, box.clientWidth, Math.max(2, devicePixelRatio));
     place.append(canvas, mark);
     box.replaceChildren(place);
-    const select = figure.querySelector("select"), story = figure.querySelector(".story");
+    const select = figure.querySelector("select"), details = figure.querySelector(".client-details");
     const choose = () => {
       const row = data.clients.indexOf(select.value);
       mark.hidden = row < 0;
       Object.assign(mark.style, { left: `${spot.left - 2}px`, width: `${spot.width + 4}px`, top: `${spot.top + row * spot.thick - 2}px`, height: `${spot.thick + 4}px` });
-      tell(story, data, cells, row, config);
+      showClient(details, data, cells, row, config);
     };
     const cellAt = (event) => {
       const at = canvas.getBoundingClientRect();

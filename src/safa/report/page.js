@@ -52,7 +52,8 @@
       return value;
     });
     const columns = Math.max(1, Math.floor(box.clientWidth / Math.min(240, 45 + 6.6 * longest)));
-    const place = element("div");  // the drawing sets its own label; the box keeps the label from the page
+    const place = element("div");
+    place.ariaHidden = "true";  // the label of the box says what the chart shows
     box.replaceChildren(place);
     return vegaEmbed(place, spec, {
       mode: "vega-lite", actions: false, renderer: box.dataset.renderer, tooltip: showTip,

@@ -8,7 +8,9 @@ replace those of a page that is open (`window.safa.update`).
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import html
 import json
 import math
@@ -88,7 +90,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ClientFigure:
-    """The map of clients and rounds, with the story of the client that the reader chooses (see `report.clients`)."""
+    """The map of clients and rounds, with the details of the client that the reader chooses (see `report.clients`)."""
 
     data: Mapping[str, Any]
     title: str
@@ -166,10 +168,11 @@ class Section:
     headed: bool = True
 
 
-def render(title: str, lead: str, sections: Sequence[Section], *, live: str = "") -> str:
-    """The page as one string of HTML. With the address of a stream of blocks in `live`, an open page follows it."""
+def render(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as one string of HTML."""
     anchors = _anchors(sections)
     charts = any(isinstance(block, Figure) for _, block in _leaves(sections))
+    library = _library() if charts else ""
     places = {
         "title": html.escape(title),
         "lead": _words(lead),
@@ -177,10 +180,9 @@ def render(title: str, lead: str, sections: Sequence[Section], *, live: str = ""
         "sections": "\n".join(map(_section, sections, anchors)),
         "style": _file("page.css"),
         "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
-        "library": _library() if charts or live else "",
+        "library": library,
         "script": _script(),
-        "connect": "; connect-src 'self'" if live else "",
-        "live": f'<script id="live" data-url="{html.escape(live)}">{_file("live/page.js")}</script>' if live else "",
+        "hashes": " ".join(map(_hash, (library, _script()))),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("page.html"))
 
@@ -192,6 +194,11 @@ def scripts() -> tuple[str, ...]:
 
 def _script() -> str:
     return _file("map.js") + _file("page.js")
+
+
+def _hash(script: str) -> str:
+    """What allows a script in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def style() -> str:
@@ -350,14 +357,14 @@ def _chart(data: Any, alt: str, renderer: str, room: str) -> str:
 
 
 def _client_figure(figure: ClientFigure) -> str:
-    """The map, a list of the clients to choose from, and room for the story of one."""
+    """The map, a list of the clients to choose from, and room for the details of one."""
     chart = _chart(figure.data, figure.alt, "map", ' style="min-height:490px"')
     choose = '<select autocomplete="off"><option value="">choose</option></select>'
-    choice = f"<p>Click a row, or choose: <label>the story of client {choose}</label></p>"
+    choice = f"<p>Click a row, or choose: <label>details of client {choose}</label></p>"
     return (
         f'<figure class="wide"><h3>{html.escape(figure.title)}</h3>{chart}'
         f"<figcaption>{_inline(figure.caption)}</figcaption>"
-        f'<div class="client">{choice}<div class="story" role="status"></div></div></figure>'
+        f'<div class="client">{choice}<div class="client-details" role="status"></div></div></figure>'
     )
 
 

@@ -14,14 +14,13 @@ from safa.analysis.client_map import client_map, turnaround_s
 from safa.errors import SafaError, did_you_mean
 from safa.report import figures
 from safa.report.clients import spread
-from safa.report.figures import THEMES, Axis
+from safa.report.figures import INK, THEMES, Axis
 from safa.report.words import TITLES, duration, number, time_unit
 from safa.runs import Run
 
 __all__ = ["Over", "clients_chart", "curves_chart", "rows_chart", "run_chart"]
 
 Over = Literal["time", "round"]
-_INK = THEMES["light"]["title"]["color"]
 _WIDTH = 560
 _MAP_CLIENTS, _MAP_ROUNDS = 200, 100
 """The most clients and rounds that a map shows."""
@@ -55,9 +54,9 @@ def _goal(run: Run, metric: str, size: float | None) -> tuple[float, float | Non
     found = reached(run.records(), target)
     at_s, in_round = found["time_to_target_s"], found["rounds_to_target"]
     if at_s is None:
-        return target.value, None, ""
+        return target.value, None, f"target {target.value:g}, not reached"
     place = in_round if size is None else at_s / size
-    return target.value, place, f"reached after {duration(at_s)}, in round {in_round}"
+    return target.value, place, f"target {target.value:g}, reached after {duration(at_s)}, in round {in_round}"
 
 
 def _metric(metric: str | None, run: Run) -> str:
@@ -83,7 +82,7 @@ def clients_chart(run: Run) -> alt.LayerChart:
     shown = cells.rows(np.arange(0, len(cells.rounds), -(-len(cells.rounds) // _MAP_ROUNDS)))
     chart = figures.client_map(shown, [str(client) for client in shown.clients], ("fastest", "slowest"))
     for over in chart.layer[1:]:
-        over.encoding.stroke = alt.value(_INK)
+        over.encoding.stroke = alt.value(INK)
     return _own_width(chart)
 
 
@@ -107,7 +106,7 @@ def curves_chart(curves: Mapping[str, Sequence[Curve]], metric: str, target: Tar
         series="setting",
         names=list(curves),
         band=("lowest", "highest"),
-        target=(target.value, None, "") if target and target.metric == metric else None,
+        target=(target.value, None, f"target {target.value:g}") if target and target.metric == metric else None,
     )
     return _own_width(chart, list(curves))
 

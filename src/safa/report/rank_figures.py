@@ -9,9 +9,9 @@ from typing import Any, cast
 import altair as alt
 
 from safa.analysis.compare import Best, Standing
-from safa.report.figures import INK, SOFT, Style
+from safa.report.figures import INK, SOFT, Style, data, layered
 from safa.report.plan import is_number
-from safa.report.setting_figures import data, distinguished, layered
+from safa.report.setting_figures import distinguished
 from safa.report.words import TIMES, duration
 
 __all__ = ["ranks"]

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safa.analysis import Metrics, all_metrics, target_words
+from safa.analysis import Metrics, all_metrics
 from safa.analysis.client_map import Turnarounds, lag
 from safa.analysis.client_totals import ClientTotals
 from safa.protocol.records import Ids, RoundRecord, Rule, Verdict
@@ -19,7 +19,7 @@ from safa.report.clients import Clients, client_figure, clients_of, spread
 from safa.report.figures import Axis
 from safa.report.headline import headline
 from safa.report.page import Block, Cell, Column, Fact, Facts, Figure, Folded, Section, Table, Words, render
-from safa.report.words import capital, duration, label, number, protocol_name, time_unit, value_of
+from safa.report.words import capital, counted, duration, label, number, protocol_name, time_unit, value_of
 from safa.runs import Run, plain
 from safa.runs.settings import Settings
 from safa.runs.values import shown
@@ -32,13 +32,12 @@ _CHARTED = 4
 _ROUND = Axis("round", "round", "~d", whole=True)
 
 
-def run_page(run: Run, speeds: ArrayLike | None = None, *, live: str = "") -> str:
+def run_page(run: Run, speeds: ArrayLike | None = None) -> str:
     """The page of a run, finished or not. `speeds` orders the clients, the fastest first.
 
-    Without speeds, clients are ordered by the time that their updates took, as the records show it. With the address
-    of a stream of blocks in `live`, an open page follows it.
+    Without speeds, clients are ordered by the time that their updates took, as the records show it.
     """
-    return render(*run_heading(run), run_sections(run, speeds), live=live)
+    return render(*run_heading(run), run_sections(run, speeds))
 
 
 def run_sections(run: Run, speeds: ArrayLike | None = None) -> list[Section]:
@@ -104,13 +103,12 @@ def _work(settings: Settings) -> str:
 
 
 def _state(run: Run, seen: _Seen) -> str:
-    """Whether the run is finished, reached its target, and trained a model."""
-    words, rounds = "The run came to its end.", len(seen.rows)
+    """Whether the run is finished, and trained a model."""
+    rounds = len(seen.rows)
+    words = f"Finished after {counted(rounds, 'round')}."
     if run.summary is None:
         words = f"This run is not finished: {rounds} of {run.settings.rounds} rounds are there."
         words += "" if rounds else " There is nothing to show yet."
-    elif said := target_words(run.settings.target, seen.metrics.values()):
-        words += " " + said.replace(" s.", "\N{NO-BREAK SPACE}s.")
     return words if run.settings.train else words + " No model was trained: the rounds were simulated only."
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -11,18 +9,18 @@ import altair as alt
 
 from safa.analysis import Curve, mean_curve
 from safa.analysis.compare import Setting
-from safa.report.answer import Answer, goal
-from safa.report.figures import BACK, INK, RAMP, Style, styles
+from safa.report.answer import Answer
+from safa.report.figures import BACK, INK, PROTOCOLS, RAMP, Style, by_series, data, layered, styles
 from safa.report.plan import Plan, is_number
 from safa.report.tables import EVALUATIONS
-from safa.report.words import time_unit
+from safa.report.words import goal, time_unit
 
-__all__ = ["GREY", "MOST", "curves", "data", "distinguished", "layered", "longest_s", "looks"]
+__all__ = ["GREY", "MOST", "curves", "distinguished", "longest_s", "looks"]
 
 MOST = 8
 """How many settings have a colour of their own; those behind them are grey."""
 GREY = "#c5cbd4"
-_DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3))
+_DASHES = [style.dash for style in PROTOCOLS.values()]
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -33,15 +31,16 @@ Rows = Sequence[Mapping[str, Any]]
 
 def looks(settings: Sequence[Setting], plan: Plan) -> dict[str, Style]:
     """A style for each of the first settings, by name: the colour says what varies, the dashes the rest of it."""
-    names = plan.distinguishing
+    names, shown = plan.distinguishing, settings[:MOST]
     by = "protocol" if "protocol" in names else plan.x or max(names, key=lambda n: len(plan.varied[n]), default=None)
     if by is None:
-        return styles([setting.name for setting in settings[:MOST]])
-    colours = _colours(by, plan.varied[by])
-    others = [tuple(s.rows[0].get(name) for name in names if name != by) for s in settings]
-    dashes = dict(zip(dict.fromkeys(others), itertools.cycle(_DASHES), strict=False))
-    found = zip(settings, others, itertools.cycle(_SHAPES), strict=False)
-    return {s.name: Style(colours[s.rows[0].get(by)], dashes[rest], shape) for s, rest, shape in list(found)[:MOST]}
+        return styles([setting.name for setting in shown])
+    values = [setting.rows[0].get(by) for setting in shown]
+    colours = _colours(by, list(dict.fromkeys(values)))
+    others = [tuple(setting.rows[0].get(name) for name in names if name != by) for setting in shown]
+    dashes = dict(zip(dict.fromkeys(others), _DASHES, strict=False))
+    found = zip(shown, values, others, _SHAPES, strict=False)
+    return {setting.name: Style(colours[value], dashes[rest], shape) for setting, value, rest, shape in found}
 
 
 def _colours(name: str, values: Sequence[Any]) -> dict[Any, str]:
@@ -55,24 +54,8 @@ def _colours(name: str, values: Sequence[Any]) -> dict[Any, str]:
 
 def distinguished(channel: Any, styled: Mapping[str, Style], what: str, *, legend: bool = True) -> Any:
     """A channel that distinguishes settings; those of one chart share a legend."""
-    values = [getattr(style, what) for style in styled.values()]
-    scale = alt.Scale(domain=list(styled), range=[list(v) if isinstance(v, tuple) else v for v in values])
-    box = alt.Legend(symbolOpacity=1, symbolType="stroke", symbolSize=350) if legend and len(styled) > 1 else None
-    return channel("setting:N", scale=scale, title=None, legend=box)
-
-
-def layered(layers: Sequence[alt.Chart], height: float) -> alt.LayerChart:
-    """Layers as one chart of the width of its place."""
-    return cast(alt.LayerChart, alt.layer(*layers).properties(width="container", height=height))
-
-
-def data(rows: Rows) -> alt.InlineData:
-    """Rows as a chart's own data; JSON has no NaN and no infinity, so that these are missing."""
-    return alt.InlineData(values=[{name: _finite(value) for name, value in row.items()} for row in rows])
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    made = by_series(channel, "setting", styled, what, points=False)
+    return made if legend else made.legend(None)
 
 
 # -- the metric over time ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The page of a sweep: which setting is first, by how much, how sure that is, and what it costs."""
+"""The page of a sweep: which setting is first, by how much, how sure that is, and the trade-offs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safa.analysis.compare import Setting, Standing
 from safa.analysis.statistics import Interval
 from safa.errors import SafaError
 from safa.report import figures
-from safa.report.answer import Answer, find_answer, goal
+from safa.report.answer import Answer, find_answer
 from safa.report.figures import Axis, Style
 from safa.report.page import (
     BEST,
@@ -33,7 +33,7 @@ from safa.report.rank_figures import ranks
 from safa.report.setting_figures import MOST, curves, looks
 from safa.report.tables import SCORES, Row
 from safa.report.tradeoff_figures import Tradeoff, time_s, tradeoff
-from safa.report.words import capital, counted, duration, label, number, percent, some_of, value_of
+from safa.report.words import capital, counted, duration, goal, label, number, percent, some_of, value_of
 
 __all__ = ["comparison", "sweep_heading", "sweep_page", "sweep_sections"]
 
@@ -49,14 +49,14 @@ _NEEDED = ("task", "protocol", "clock", "seed", "fraction", "crash_rate", "round
 """Columns that are needed to distinguish and compare runs."""
 
 
-def sweep_page(rows: Sequence[Row], *, target: str | None = None, planned: int | None = None, live: str = "") -> str:
+def sweep_page(rows: Sequence[Row], *, target: str | None = None, planned: int | None = None) -> str:
     """The page of a sweep, from its rows (`read_sweep`).
 
     `target` is what is to be reached, where that is not the target of the sweep; `planned` is the number of its runs,
-    of which not all may be finished. With the address of a stream of blocks in `live`, an open page follows it.
+    of which not all may be finished.
     """
     sections = sweep_sections(rows, target=target)
-    return render(*sweep_heading(rows, planned), sections, live=live)
+    return render(*sweep_heading(rows, planned), sections)
 
 
 def sweep_heading(rows: Sequence[Row], planned: int | None = None) -> tuple[str, str]:
@@ -87,18 +87,18 @@ def comparison(rows: Sequence[Row], plan: Plan, *, target: str | None = None) ->
 
 
 def _of_task(answer: Answer, plan: Plan, *, several: bool) -> list[Section]:
-    """What is said about a task: who is first, and what is traded for what."""
+    """What is said about a task: which setting is first, and the trade-offs."""
     on = f" on {answer.task}" if several else ""
     styled = looks(answer.settings, plan)
     head = f"Which setting is first{on}" if answer.target else f"Which setting is best{on}"
     traded = _tradeoffs(answer, styled)
     sections = [Section(head, _first(answer, styled), f"first-{answer.task}" if several else "first")]
     return sections + (
-        [Section(f"What it costs{on}", traded, f"costs-{answer.task}" if several else "costs")] if traded else []
+        [Section(f"Trade-offs{on}", traded, f"trade-offs-{answer.task}" if several else "trade-offs")] if traded else []
     )
 
 
-# -- who is first ------------------------------------------------------------------------------------------------------
+# -- which is first ----------------------------------------------------------------------------------------------------
 
 
 def _first(answer: Answer, styled: dict[str, Style]) -> list[Block]:
@@ -117,7 +117,9 @@ def _curves(answer: Answer, styled: dict[str, Style]) -> Figure | None:
     metric = answer.target.metric if answer.target else answer.metric
     seeds = max(len(setting.rows) for setting in answer.settings)
     caption = "Mean over the seeds; the band spans lowest to highest." if seeds > 1 else "One run a setting."
-    caption += " A dot marks when the target is reached." if answer.target else ""
+    caption += (
+        " A dot marks when the target is reached." if answer.best and answer.best.is_found and answer.target else ""
+    )
     caption += f" Grey: settings behind the first {MOST}." if len(answer.settings) > len(styled) else ""
     said = f"{capital(metric)} over time, a curve for each of {len(answer.settings)} settings."
     return Figure(chart, f"{capital(metric)} over time", caption, said, wide=False)
@@ -143,7 +145,7 @@ def _ranked_by(metric: str) -> str:
     return "length of a round" if metric == "round_length_s" else f"{metric} of the last model"
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- trade-offs --------------------------------------------------------------------------------------------------------
 
 
 def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
@@ -158,10 +160,10 @@ def _tradeoffs(answer: Answer, styled: dict[str, Style]) -> list[Block]:
         wanted.pop()
     wanted.append(Tradeoff("bytes_up", "bytes sent by clients", False, ".3~s"))
     figures_ = [figure for what in wanted if (figure := _tradeoff(answer, styled, what))]
-    return [Words(_costs_words(answer, has_worst=wanted[2].column == worst)), *figures_] if figures_ else []
+    return [Words(_tradeoff_words(answer, has_worst=wanted[2].column == worst)), *figures_] if figures_ else []
 
 
-def _costs_words(answer: Answer, *, has_worst: bool) -> str:
+def _tradeoff_words(answer: Answer, *, has_worst: bool) -> str:
     words = (
         "A point is a setting, a mean over its seeds. On the dashed line, the Pareto front, no setting is both sooner "
         "and better; the others are faint."

@@ -1,4 +1,4 @@
-"""Charts of what is traded for what between the settings of a sweep, with the Pareto front."""
+"""Charts of the trade-offs between the settings of a sweep, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import altair as alt
 from safa.analysis import pareto_front
 from safa.analysis.compare import Setting
 from safa.report.answer import Answer
-from safa.report.figures import INK, SOFT, Style
-from safa.report.setting_figures import GREY, data, distinguished, layered, longest_s
+from safa.report.figures import INK, SOFT, Style, data, layered
+from safa.report.setting_figures import GREY, distinguished, longest_s
 from safa.report.words import time_unit
 
 __all__ = ["Tradeoff", "time_s", "tradeoff"]
 
 _NAMED = 5
 """Up to so many settings, all of them have their names beside them, and not only those on the front."""
+_NAME_WIDTH, _NAME_HEIGHT = 0.3, 0.08
+"""The room that a name needs, in shares of the width and the height of a chart."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -45,7 +47,11 @@ def tradeoff(answer: Answer, styled: Mapping[str, Style], what: Tradeoff) -> tup
     rows = [row | {"strength": 1.0 if place in places else 0.4} for place, row in enumerate(rows)]
     front = sorted((rows[place] for place in places), key=lambda row: row["time"])
     axes = _axes(f"{'time to the target' if answer.target else 'time of the run'}, {unit}", what)
-    layers = [_line(front, axes), *_points(rows, axes, styled), *_names(rows if len(rows) <= _NAMED else front, axes)]
+    layers = [
+        _line(front, axes),
+        *_points(rows, axes, styled),
+        *_names(rows if len(rows) <= _NAMED else front, rows, axes),
+    ]
     return layered(layers, 240), [row["setting"] for row in front]
 
 
@@ -67,10 +73,12 @@ def _row(answer: Answer, setting: Setting, what: Tradeoff, size: float) -> dict[
 
 
 def _axes(x: str, y: Tradeoff) -> dict[str, Any]:
+    """The axes. The room around the points may begin below 0, where shares and bytes have no numbers."""
     scale = alt.Scale(zero=False, padding=22)
+    named: dict[str, Any] = {} if y.higher else {"labelExpr": "datum.value < 0 ? '' : datum.label"}
     return {
         "x": alt.X("time:Q", title=x, scale=scale, axis=alt.Axis(format=",~r")),
-        "y": alt.Y("y:Q", title=y.name, scale=scale, axis=alt.Axis(format=y.format)),
+        "y": alt.Y("y:Q", title=y.name, scale=scale, axis=alt.Axis(format=y.format, **named)),
     }
 
 
@@ -94,17 +102,44 @@ def _points(rows: Rows, axes: Mapping[str, Any], styled: Mapping[str, Style]) ->
     return [below.encode(**axes, tooltip=tip), *drawn] if grey else drawn
 
 
-def _names(rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
-    """The names of settings beside their points; in the right half they stand on the left."""
-    times = [row["time"] for row in rows]
-    middle = (min(times) + max(times)) / 2
-    left = [row for row in rows if row["time"] <= middle]
-    right = [row for row in rows if row["time"] > middle]
+def _names(named: Rows, rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
+    """The names of some of the settings beside their points, where there is room; in the right half on the left."""
+    chosen: list[tuple[Mapping[str, Any], _Spot]] = []
+    for row in named:
+        spot = _Spot.of(row, rows)
+        if not any(spot.overlaps(other) for _, other in chosen):
+            chosen.append((row, spot))
     strength = alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.5, 1]), legend=None)
     return [
         alt.Chart(data(of))
         .mark_text(align=cast(Any, side), dx=dx, dy=-9, fontSize=11, color=INK)
         .encode(**axes, text="setting:N", opacity=strength)
-        for of, side, dx in ((left, "left", 9), (right, "right", -9))
-        if of
+        for side, dx in (("left", 9), ("right", -9))
+        if (of := [row for row, spot in chosen if spot.side == side])
     ]
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """The place of a name, in shares of the width and the height of a chart."""
+
+    start: float
+    height: float
+    side: str
+    """On which side of the name its point is."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], rows: Rows) -> _Spot:
+        """The place of the name of a row in the chart of these rows."""
+        time, height = (_share(row[name], [one[name] for one in rows]) for name in ("time", "y"))
+        return cls(time, height, "left") if time <= 0.5 else cls(time - _NAME_WIDTH, height, "right")
+
+    def overlaps(self, other: _Spot) -> bool:
+        """Whether two names would overlap."""
+        return abs(self.start - other.start) < _NAME_WIDTH and abs(self.height - other.height) < _NAME_HEIGHT
+
+
+def _share(value: float, values: Sequence[float]) -> float:
+    """Where a value is between the lowest and the highest, from 0 to 1."""
+    low, high = min(values), max(values)
+    return (value - low) / (high - low) if high > low else 0.0

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from safa.analysis import Target
+
 __all__ = [
-    "TIMES", "TITLES", "capital", "counted", "duration", "label", "number", "percent", "protocol_name", "some_of",
-    "time_unit", "value_of",
+    "TIMES", "TITLES", "capital", "counted", "duration", "goal", "label", "number", "percent", "protocol_name",
+    "some_of", "time_unit", "value_of",
 ]  # fmt: skip
 
 _NAMES = {"safa": "SAFA", "fedavg": "FedAvg", "fedcs": "FedCS", "local": "Fully local training", "fedasync": "FedAsync",
@@ -108,6 +110,12 @@ def percent(share: float) -> str:
 def counted(count: int, what: str) -> str:
     """A number of things: "1 round", "2 rounds"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def goal(target: Target) -> str:
+    """A target in words."""
+    held = f", held for {target.held} evaluations" if target.held > 1 else ""
+    return f"{target.metric} {target.value:g}{held}"
 
 
 def some_of(names: Sequence[str], most: int = 4) -> str:

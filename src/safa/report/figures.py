@@ -240,7 +240,7 @@ def lines(
     if band:
         faint = 0.16 if len(names) < 4 else 0.09
         area = coloured.mark_area(opacity=faint, **plain)
-        layers.append(area.encode(y=_y(replace(y, field=band[0])), y2=f"{band[1]}:Q"))
+        layers.append(area.encode(y=_y(replace(y, field=band[0])), y2=alt.Y2(f"{band[1]}:Q")))
     curve = coloured.mark_line(**plain).encode(y=_y(y))
     layers.append(_dashed(curve, series, looks, points) if series else curve)
     if points:
@@ -264,7 +264,7 @@ def _target_layers(value: float, at: float | None, said: str, rising: bool) -> l
 
 
 def _layered(layers: Sequence[alt.Chart], height: float, **data: Any) -> alt.LayerChart:
-    return cast(alt.LayerChart, alt.layer(*layers, **data).properties(width="container", height=height))
+    return cast(alt.LayerChart, alt.layer(*layers, width="container", height=height, **data))
 
 
 def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: bool) -> alt.Chart:
@@ -324,7 +324,7 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
     layers = [point.encode(shape=_by(alt.Shape, names, looks, "shape", True).legend(None))]
     if band:
         rule = base.mark_rule(strokeWidth=3, opacity=0.35)
-        layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=f"{band[1]}:Q"))
+        layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=alt.X2(f"{band[1]}:Q")))
     return _layered(layers, max(60, 28 * len(rows)))
 
 

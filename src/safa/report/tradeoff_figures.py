@@ -104,7 +104,7 @@ def _names(rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
     return [
         alt.Chart(data(of))
         .mark_text(align=cast(Any, side), dx=dx, dy=-9, fontSize=11, color=INK)
-        .encode(**axes, text="setting:N", opacity=strength)
+        .encode(**axes, text=alt.Text("setting:N"), opacity=strength)
         for of, side, dx in ((left, "left", 9), (right, "right", -9))
         if of
     ]

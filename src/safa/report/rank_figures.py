@@ -92,8 +92,8 @@ def _texts(rows: Rows) -> list[alt.Chart]:
     ]
     said = _chart(rows).mark_text(align="right", dy=_UP, fontSize=12, color=SOFT)
     return [
-        *(name.encode(x=alt.XValue(0), text=alt.Text("setting:N")) for name in names),
-        said.encode(x=alt.XValue("width"), text=alt.Text("said:N")),
+        *(name.encode(x=alt.value(0), text=alt.Text("setting:N")) for name in names),
+        said.encode(x=alt.value("width"), text=alt.Text("said:N")),
     ]
 
 

@@ -140,7 +140,7 @@ def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[al
     rule = line.mark_rule(strokeDash=[4, 4], strokeWidth=1.5, color=INK)
     point = alt.Chart(data(there)).mark_point(filled=True, size=75, opacity=1, stroke=BACK, strokeWidth=1.5)
     points = [point.encode(x=_TIME, y=_MEAN, color=distinguished(alt.Color, styled, "colour"))] if there else []
-    return [rule, text.encode(x=alt.XValue(0), text=alt.Text("said:N")), *points]
+    return [rule, text.encode(x=alt.value(0), text=alt.Text("said:N")), *points]
 
 
 def _tips(rows: Rows, metric: str, unit: str) -> alt.Chart:

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import safa.training  # noqa: F401  (loads torch before the forks)
@@ -38,6 +39,7 @@ def killed(arguments: list[str], folder: Path, moment: int) -> bool:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return True
+        time.sleep(0.001)  # leaves the processor to the child
     return False
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import safa.training  # noqa: F401  (loads torch before the forks)
@@ -46,6 +47,7 @@ def killed(folder: Path, keep: str, moment: int, wait: int) -> bool:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 return True
+        time.sleep(0.001)  # leaves the processor to the child
     return False
 
 

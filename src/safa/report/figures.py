@@ -243,7 +243,7 @@ def lines(
     if band:
         faint = 0.16 if len(names) < 4 else 0.09
         area = coloured.mark_area(opacity=faint, **plain)
-        layers.append(area.encode(y=_y(replace(y, field=band[0])), y2=f"{band[1]}:Q"))
+        layers.append(area.encode(y=_y(replace(y, field=band[0])), y2=alt.Y2(f"{band[1]}:Q")))
     curve = coloured.mark_line(**plain).encode(y=_y(y))
     layers.append(_dashed(curve, series, looks, points) if series else curve)
     if points:
@@ -273,7 +273,7 @@ def _target_layers(value: float, at: float | None, said: str, rows: Rows, x: Axi
 
 def layered(layers: Sequence[alt.Chart], height: float, **given: Any) -> alt.LayerChart:
     """Layers as one chart of the width of its place."""
-    return cast(alt.LayerChart, alt.layer(*layers, **given).properties(width="container", height=height))
+    return cast(alt.LayerChart, alt.layer(*layers, width="container", height=height, **given))
 
 
 def _dashed(curve: alt.Chart, series: str, looks: Mapping[str, Style], points: bool) -> alt.Chart:
@@ -333,7 +333,7 @@ def dots(rows: Rows, names: str, x: Axis, band: tuple[str, str] | None = None) -
     layers = [point.encode(shape=by_series(alt.Shape, names, looks, "shape", True).legend(None))]
     if band:
         rule = base.mark_rule(strokeWidth=3, opacity=0.35)
-        layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=f"{band[1]}:Q"))
+        layers.insert(0, rule.encode(x=_x(replace(x, field=band[0])), x2=alt.X2(f"{band[1]}:Q")))
     return layered(layers, max(60, 28 * len(rows)))
 
 

@@ -78,7 +78,10 @@ def _intervals(rows: Rows, scale: alt.Scale) -> list[alt.Chart]:
     chart = _chart(known)
     line = chart.mark_rule(strokeWidth=1.5, color=INK, yOffset=_DOWN, clip=True)
     end = chart.mark_tick(size=9, thickness=1.5, color=INK, yOffset=_DOWN, clip=True)
-    return [line.encode(x=_x("low", scale), x2="high:Q"), *(end.encode(x=_x(f, scale)) for f in ("low", "high"))]
+    return [
+        line.encode(x=_x("low", scale), x2=alt.X2("high:Q")),
+        *(end.encode(x=_x(f, scale)) for f in ("low", "high")),
+    ]
 
 
 def _texts(rows: Rows) -> list[alt.Chart]:
@@ -89,8 +92,8 @@ def _texts(rows: Rows) -> list[alt.Chart]:
     ]
     said = _chart(rows).mark_text(align="right", dy=_UP, fontSize=12, color=SOFT)
     return [
-        *(name.encode(x=alt.value(0), text="setting:N") for name in names),
-        said.encode(x=alt.value("width"), text="said:N"),
+        *(name.encode(x=alt.value(0), text=alt.Text("setting:N")) for name in names),
+        said.encode(x=alt.value("width"), text=alt.Text("said:N")),
     ]
 
 

@@ -97,7 +97,7 @@ def _curve(evaluations: Sequence[tuple[float, Mapping[str, float]]], metric: str
 def _bands_and_lines(rows: Rows, x: alt.X, metric: str, styled: Mapping[str, Style]) -> list[alt.Chart]:
     coloured = alt.Chart(data(rows)).encode(x=x, color=distinguished(alt.Color, styled, "colour"))
     y = alt.Y("low:Q", title=metric, scale=alt.Scale(zero=False), axis=alt.Axis(format=".3~r"))
-    band = coloured.mark_area(opacity=0.16 if len(styled) < 4 else 0.07).encode(y=y, y2="high:Q")
+    band = coloured.mark_area(opacity=0.16 if len(styled) < 4 else 0.07).encode(y=y, y2=alt.Y2("high:Q"))
     dash = distinguished(alt.StrokeDash, styled, "dash")
     return [band, coloured.mark_line().encode(y=_MEAN, strokeDash=dash)]
 
@@ -105,7 +105,7 @@ def _bands_and_lines(rows: Rows, x: alt.X, metric: str, styled: Mapping[str, Sty
 def _grey(rows: Rows) -> list[alt.Chart]:
     """The curves of settings that have no colour."""
     chart = alt.Chart(data(rows)).mark_line(strokeWidth=1, color=GREY)
-    return [chart.encode(x=_TIME, y=_MEAN, detail="setting:N")] if rows else []
+    return [chart.encode(x=_TIME, y=_MEAN, detail=alt.Detail("setting:N"))] if rows else []
 
 
 def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[alt.Chart]:
@@ -123,7 +123,7 @@ def _target(answer: Answer, styled: Mapping[str, Style], size: float) -> list[al
     rule = line.mark_rule(strokeDash=[4, 4], strokeWidth=1.5, color=INK)
     point = alt.Chart(data(there)).mark_point(filled=True, size=75, opacity=1, stroke=BACK, strokeWidth=1.5)
     points = [point.encode(x=_TIME, y=_MEAN, color=distinguished(alt.Color, styled, "colour"))] if there else []
-    return [rule, text.encode(x=alt.value(0), text="said:N"), *points]
+    return [rule, text.encode(x=alt.value(0), text=alt.Text("said:N")), *points]
 
 
 def _tips(rows: Rows, metric: str, unit: str) -> alt.Chart:

@@ -113,7 +113,7 @@ def _names(named: Rows, rows: Rows, axes: Mapping[str, Any]) -> list[alt.Chart]:
     return [
         alt.Chart(data(of))
         .mark_text(align=cast(Any, side), dx=dx, dy=-9, fontSize=11, color=INK)
-        .encode(**axes, text="setting:N", opacity=strength)
+        .encode(**axes, text=alt.Text("setting:N"), opacity=strength)
         for side, dx in (("left", 9), ("right", -9))
         if (of := [row for row, spot in chosen if spot.side == side])
     ]

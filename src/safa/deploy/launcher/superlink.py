@@ -52,7 +52,7 @@ _CONNECTION = "safa"
 _LOG = "superlink.log"
 _UP_S, _ASK_S = 60.0, 120.0
 _PORT_S = 6.0  # how long a killed server may still hold its port
-_STATUS_FIRST_S, _STATUS_LAST_S = 5.0, 30.0
+_STATUS_S, _STATUS_HELD_S = 5.0, 30.0
 _TRY_EVERY_S = 5.0
 _APP_STOP_S = 2.0
 
@@ -73,7 +73,7 @@ class SuperLink:
         self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None
         self._run = ""
         self._held = False
-        self._ask_at, self._ask_every = 0.0, _STATUS_FIRST_S
+        self._asked_at = 0.0
         self._try_at, self._unwritable = 0.0, ""
         self._ended = ""
 
@@ -137,23 +137,25 @@ class SuperLink:
 
     def submit(self) -> None:
         """Submit the run. An earlier one that Flower still considers running is stopped."""
-        if self.resumes:
-            (listed,) = self.flwr(["ls", _CONNECTION])
-            runs = [run["run-id"] for run in listed.get("runs", []) if not run["status"].startswith("finished")]
-            self.flwr(*(["stop", run, _CONNECTION] for run in runs))
         app = self._flower / "app"
         write_app(app, run=self.folder)
-        (answer,) = self.flwr(["run", str(app), _CONNECTION])
+        stops = [["stop", run, _CONNECTION] for run in self._unfinished()] if self.resumes else []
+        *_, answer = self.flwr(*stops, ["run", str(app), _CONNECTION])
         if not answer.get("run-id"):
             raise SafaError(f"Flower did not accept the run: {error_of(answer)}")
-        self._run, self._ask_at = str(answer["run-id"]), time.monotonic() + _STATUS_FIRST_S
+        self._run, self._asked_at = str(answer["run-id"]), time.monotonic()
+
+    def _unfinished(self) -> list[str]:
+        """The runs that Flower considers running."""
+        (listed,) = self.flwr(["ls", _CONNECTION])
+        return [run["run-id"] for run in listed.get("runs", []) if not run["status"].startswith("finished")]
 
     def is_over(self) -> bool:
         """Whether the run has ended, finished or not.
 
-        A server app that is killed releases the lock of the folder. Flower notices a minute later; it is asked only now
-        and then, since that takes a second, to notice an app that never held the lock. On a full disk all processes
-        would wait forever: the run is stopped instead.
+        A server app that is killed releases the lock of the folder. Flower notices a minute later; it is asked to
+        notice an app that never held the lock, and only now and then while the lock is held, since that takes a second.
+        On a full disk all processes would wait forever: the run is stopped instead.
         """
         self._ended = self._ended or self._link_fault() or self._app_fault()
         self._ended = self._ended or self._disk_fault() or self._status_fault()
@@ -190,10 +192,10 @@ class SuperLink:
         return before and self._unwritable  # twice in a row: a network disk may fail for a moment
 
     def _status_fault(self) -> str:
-        if time.monotonic() < self._ask_at:
+        if time.monotonic() < self._asked_at + (_STATUS_HELD_S if self._held else _STATUS_S):
             return ""
         (listed,) = self.flwr(["ls", _CONNECTION, "--run-id", self._run])
-        self._ask_at, self._ask_every = time.monotonic() + self._ask_every, min(2 * self._ask_every, _STATUS_LAST_S)
+        self._asked_at = time.monotonic()
         ended = [run["status"] for run in listed.get("runs", []) if run["status"].startswith("finished")]
         return f"Flower says of the server app: {printable(ended[0])}" if ended else ""
 

@@ -64,13 +64,16 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run_as_printed(tmp_path: Path) -> None:
-    """One after the other, with the program on the path. The reproduction takes half an hour: it is asked for help."""
+    """One after the other, with the program on the path.
+
+    Those that take half an hour, or run until they are stopped, are asked for help.
+    """
     shell = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     told = {}
     shown = commands("README.md")
     assert {"sweep", "best", "run", "report"} <= {words[0] for words in shown}
     for words in shown:
-        asked = ["--help"] if words[0] in ("reproduce", "deploy") else []
+        asked = ["--help"] if words[0] in ("reproduce", "deploy", "serve") else []
         done = subprocess.run(["safa", *words, *asked], cwd=tmp_path, env=shell, capture_output=True, text=True)
         assert done.returncode == 0, (words, done.stderr)
         told[words[0]] = done.stdout

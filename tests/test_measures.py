@@ -306,12 +306,12 @@ def test_the_best_of_a_sweep_is_the_lowest_where_lower_is_better(tmp_path: Path)
         for row, ppl in zip(read_table(tmp_path / "sweep" / "results.csv"), (3.0, 2.0), strict=True)
     ]
     page = sweep_page(rows)
-    assert "Best ppl of the last model FedAvg ahead, but not told from the next Ppl last_ppl 2 " in text_of(page)
+    assert "Best ppl of the last model FedAvg ahead, but cannot be told from the next Ppl last_ppl 2 " in text_of(page)
     assert "Last ppl" in text_of(page)
     assert "client ppl mean" in text_of(page)
     rows[1]["last_ppl"] = math.inf
     page = sweep_page(rows)
-    assert "Best ppl of the last model SAFA ahead, but not told from the next Ppl last_ppl 3 " in text_of(page)
+    assert "Best ppl of the last model SAFA ahead, but cannot be told from the next Ppl last_ppl 3 " in text_of(page)
     json.dumps(specs_of(page), allow_nan=False)
     for row in rows:
         row["last_ppl"] = math.nan

@@ -172,4 +172,5 @@ def test_leaf_files_are_learnt_stopped_resumed_replayed_and_shown(shell: Shell, 
     assert losses[-1] < losses[0]
     shell.works("report whole")
     page = (shell.folder / "whole" / "report.html").read_text()
-    assert f"my_leaf:{task}: 50 clients" in page
+    assert f" on my_leaf:{task}</h1>" in page
+    assert "50 clients, " in page

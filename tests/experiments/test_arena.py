@@ -518,6 +518,6 @@ def test_the_plan_that_comes_with_the_package_can_be_read() -> None:
     plan = _own_plan("arena.toml")
     assert len([name for name in plan.worlds if name.startswith("cpu-")]) >= 12
     assert all(len(world.seeds) >= (3 if "device" in world.settings else 10) for world in plan.worlds.values())
-    assert {len(world.rates) for world in plan.worlds.values()} == {4}
+    assert all(len(world.rates) >= (2 if "device" in world.settings else 4) for world in plan.worlds.values())
     assert {len(entry.values) for entry in plan.entries.values()} == {0, 3}, "nobody has a larger budget"
     assert plan.baselines == ["fedbuff", "fedbuff-cap", "fedavg", "safa"]

@@ -31,7 +31,7 @@ from safa.report.figures import RECOLOURED, THEMES, specification
 
 __all__ = [
     "BEST", "OUTSIDE", "Block", "Cell", "ClientFigure", "Column", "Fact", "Facts", "Figure", "Folded", "Headline",
-    "Mark", "Markup", "Section", "Table", "Words", "blocks_of", "render", "scripts", "style",
+    "Mark", "Markup", "Section", "Table", "Words", "blocks_of", "render", "script_hash", "scripts", "style",
 ]  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
         "themes": _json({"configs": THEMES, "recoloured": RECOLOURED}),
         "library": library,
         "script": _script(),
-        "hashes": " ".join(map(_hash, (library, _script()))),
+        "hashes": " ".join(map(script_hash, (library, _script()))),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _file("page.html"))
 
@@ -196,7 +196,7 @@ def _script() -> str:
     return _file("map.js") + _file("page.js")
 
 
-def _hash(script: str) -> str:
+def script_hash(script: str) -> str:
     """What allows a script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 

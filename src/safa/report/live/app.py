@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
-import hashlib
 import html
 import itertools
 import json
@@ -25,7 +23,7 @@ from safa.report.live.access import Access
 from safa.report.live.glance import Glance
 from safa.report.live.markup import bar, glance_html, inside_url, row_html, run_url
 from safa.report.live.pages import Library, Maker, Watched, sentence
-from safa.report.page import blocks_of, render, scripts, style
+from safa.report.page import blocks_of, render, script_hash, scripts, style
 
 __all__ = ["make_app"]
 
@@ -250,8 +248,4 @@ def _list_policy() -> str:
 
 
 def _allowed(*texts: str) -> str:
-    return " ".join(f"'sha256-{_hash(text)}'" for text in texts)
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return " ".join(map(script_hash, texts))

@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from safa.experiments.sweep import run_sweep
 from safa.runs.folder import ROSTER, STATUS, STATUS_FORMAT
 from safa.runs.settings import Settings
+from tests.deploy.real import running, safa
+from tests.deploy.real import wait_for as wait_until
 from tests.programs import chromium
 from tests.report.live.serving import serving, written
 
@@ -85,6 +87,30 @@ def test_a_page_that_is_open_shows_a_new_round_within_two_seconds_without_a_relo
         wait_for(page, "header .glance .state", "finished")
         page.wait_for_function("!document.querySelector('main').textContent.includes('not finished')")
         assert page.evaluate("window.opened")  # it is still the same page
+
+
+def test_a_run_of_the_command_is_seen_on_the_server_of_the_command(tmp_path: Path, opened: Open) -> None:
+    """Nothing but real processes. Whatever round is on the disk is seen within two seconds, without a reload."""
+    rounds, log = tmp_path / "runs" / "one" / "rounds.jsonl", tmp_path / "serve.log"
+    count = "Number(document.querySelector('header .glance .count').textContent.replaceAll(',', '').split(' ')[0])"
+    with running() as processes:
+        run = safa(processes, tmp_path / "run.log", "run", "digits", "--rounds", "5000", "--out", str(rounds.parent))
+        wait_until(rounds.exists, run, log=tmp_path / "run.log")
+        server = safa(processes, log, "serve", str(tmp_path / "runs"), "--port", "0")
+        wait_until(lambda: "http://" in log.read_text(), server, log=log)
+        address = re.findall(r"http://\S+", log.read_text())[0]
+        with opened(address, "run/one") as page:
+            page.wait_for_selector("html[data-ready]", state="attached")
+            page.evaluate("window.opened = true")
+            for _ in range(3):
+                written = rounds.read_bytes().count(b"\n")
+                page.wait_for_function(f"written => {count} >= written", arg=written, timeout=SOON_MS)
+            assert written > 1
+            page.locator(".client select").select_option("3")
+            assert "Updates merged" in page.locator(".client-details").inner_text()
+            assert "running" in glance(page)
+            assert page.evaluate("window.opened")
+        assert run.poll() is None
 
 
 def test_a_page_that_was_opened_before_the_first_round_shows_it(tmp_path: Path, opened: Open) -> None:

@@ -24,7 +24,7 @@ def test_a_program_prints_what_lies_beside_it(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("deployment-1")
+@pytest.mark.xdist_group("deployment-2")
 def test_the_deployment_prints_what_lies_beside_it(tmp_path: Path) -> None:
     gallery.check((EXAMPLES / f"{DEPLOYED}.txt").read_text(encoding="utf-8"), gallery.printed(DEPLOYED, tmp_path))
 

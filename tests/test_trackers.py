@@ -546,6 +546,21 @@ def test_a_sweep_on_other_machines_is_not_tracked(tmp_path: Path) -> None:
         sweep("boston", rounds=1, track="tensorboard")
 
 
+def test_a_tracker_that_fails_is_named_by_a_quiet_deployment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness = Harness(tmp_path, {"rounds": 1})
+    (tmp_path / "tensorboard").write_text("a file")
+
+    def run(folder: Path, notify: Callable[[Any], None]) -> None:
+        for event in run_events(folder, lambda: harness.coordinator.protocol.round > 1, sleep=lambda _: harness.step()):
+            notify(event)
+
+    show_run(argparse.Namespace(quiet=True, track=["tensorboard"]), "local", tmp_path / "run", run)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("safa: the tracker tensorboard failed and is given up for this run: ")
+
+
 @pytest.mark.slow
 def test_a_deployment_is_tracked_and_resumed(tmp_path: Path) -> None:
     harness = Harness(tmp_path, {"rounds": 4})

@@ -128,6 +128,18 @@ with Processes() as processes:
     wait_for(lambda: not any(token in line for line in left_behind(os.environ[MARK]).values()))  # who saw to that
 
 
+def test_a_process_is_found_by_its_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "a mark", "another"]
+    with Processes() as processes:
+        assert not processes.is_running("a mark")
+        processes.start(command, log=tmp_path / "log")
+        wait_for(lambda: processes.is_running("a mark", "another"))
+        assert not processes.is_running("a mark", "a third")
+        with monkeypatch.context() as without:
+            without.setattr("safa.deploy.launcher.processes._PROC", tmp_path / "none")
+            assert processes.is_running("a third"), "it is not known"
+
+
 def test_a_process_whose_environment_cannot_be_read_is_found_by_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

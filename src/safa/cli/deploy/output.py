@@ -46,7 +46,7 @@ def show_run(
     progress = Progress(rounds, "round", done=done, at_most=bool(settings.until), time_name="time")
     show = _Show(quiet=arguments.quiet, progress=progress)
     try:
-        with sigterm_like_ctrl_c(), track_folder(find_trackers(arguments.track), folder, tell=show.line) as tracking:
+        with sigterm_like_ctrl_c(), track_folder(find_trackers(arguments.track), folder, tell=show.warn) as tracking:
             show.line(f"Written to {folder} as it happens.")
             with show.view:
                 run(folder, tracking.before(show))
@@ -92,6 +92,10 @@ class _Show:
         """A line that is no round."""
         if not self._quiet:
             self.view.line(printable(text))
+
+    def warn(self, text: str) -> None:
+        """A line that is in no log, and therefore shown in any case."""
+        self.view.line(printable(f"safa: {text}"))
 
     def _row(self, *cells: str, style: str = "") -> None:
         text = "  ".join(cell.rjust(max(len(title), 7)) for cell, title in zip(cells, self._COLUMNS, strict=True))

@@ -13,8 +13,11 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -81,7 +84,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "flwr.superlink.routers.fleet.node_auth": ("now",),
     # the SuperNode: one app only
     "flwr.supernode.cli.flower_supernode": ("flower_supernode", "start_client_internal"),
-    "flwr.supernode.start_client_internal": ("http_request_response", "_verify_fab"),
+    "flwr.supernode.start_client_internal": ("http_request_response", "_push_messages", "_verify_fab", "subprocess"),
     # the operator's commands
     "flwr.cli.app": ("app",),
 }
@@ -204,23 +207,106 @@ def run_supernode(is_accepted: Callable[[bytes], bool], *, app_id: str, app_vers
     program = _flower("flwr.supernode.cli.flower_supernode")
     worker = _flower("flwr.supernode.start_client_internal")
     start, connect = program.start_client_internal, worker.http_request_response
+    push_replies, answers = worker._push_messages, _Answers()
     sys.argv[0] = "flower-supernode"
 
     @contextmanager
     def connected(*arguments: Any, **options: Any) -> Iterator[Any]:
         with connect(*arguments, **options) as connection:
-            node, receive, send, get_run, get_fab, *others = connection
+            node, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection
 
             def run(run_id: int) -> Any:
                 facts = {"fab_id": app_id, "fab_version": app_version, "primary_task_type": SERVER_APP_PROCESS}
                 return replace(get_run(run_id), **facts)
 
-            yield (node, receive, send, run, lambda *which: _with_own_hash(get_fab(*which)), *others)
+            def fab(*which: Any) -> Any:
+                return _with_own_hash(get_fab(*which))
+
+            calls = answers.received(receive), answers.sent(send), run, fab
+            yield (node, *calls, _or_failure(pull_object), push_object, _or_failure(confirm))
 
     worker.http_request_response = connected
+    worker._push_messages = answers.until_answered(push_replies)
+    worker.subprocess = SimpleNamespace(Popen=_start_executor)
     worker._verify_fab = lambda fab, _: is_accepted(fab.content)
     program.start_client_internal = lambda **options: start(**options | {"trusted_entities": {"safa": ""}})
     program.flower_supernode()
+
+
+class _Answers:
+    """Keeps a SuperNode sending until the message that it received last is answered.
+
+    Flower receives a message, sends whatever reply comes next, and receives another message. Where a run ends while a
+    message of it is received, the next reply may be the one to that message: the reply to the message of the new run
+    would be sent after another message only, for which the server does not ask before it has the reply.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._is_answered = "", True
+
+    def received(self, receive: Callable[[], Any]) -> Callable[[], Any]:
+        """`receive`, noted."""
+
+        def call() -> Any:
+            found = receive()
+            if found is not None:
+                self._last, self._is_answered = found[0].metadata.message_id, False
+            return found
+
+        return call
+
+    def sent(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """`send`, noted even where it fails: a reply is sent once."""
+
+        def call(message: Any, *others: Any) -> Any:
+            self._is_answered |= message.metadata.reply_to_message_id == self._last
+            return send(message, *others)
+
+        return call
+
+    def until_answered(self, push_replies: Callable[..., None]) -> Callable[..., None]:
+        """`push_replies`, which waits for replies and sends them, repeated until the last message is answered."""
+
+        def call(**given: Any) -> None:
+            push_replies(**given)
+            while not self._is_answered:
+                push_replies(**given)
+
+        return call
+
+
+def _start_executor(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the SuperExec, which starts client apps. The SuperNode ends with it, and is restarted with a new one.
+
+    Left alone, it would receive messages that nobody executes.
+    """
+    process = subprocess.Popen(command)
+
+    def end() -> None:
+        process.wait()
+        time.sleep(_EXECUTOR_S)
+        logging.getLogger("flwr").error(_EXECUTOR_ENDED)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    return process
+
+
+def _or_failure(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call for a part of a message that fails, as any other may, where the run has ended.
+
+    Flower then forgets the message, and ends the client app that it has started for it. Told that the run has ended, it
+    does neither, and the client app waits for the parts that are missing.
+    """
+    ended = _flower("flwr.supercore.run").RunNotRunningException
+
+    def attempt(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except ended:
+            raise SafaError("its run has ended") from None
+
+    return attempt
 
 
 def _with_own_hash(fab: Any) -> Any:
@@ -260,12 +346,16 @@ _EXIT_REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not trusted",
 }
 _UNAUTHORISED = "SuperNode terminated gracefully"  # written where the server answers with 401
+_EXECUTOR_ENDED = "the process that starts client apps has ended"
+_EXECUTOR_S = 3.0  # how long the SuperNode may take to end where both are stopped
 
 
 def supernode_exit_reason(log: str) -> str:
     """Why a SuperNode ended, as far as the end of its log says."""
     text = log.rpartition(_STARTS)[2]
     error = text.partition(_FAILED)[2].partition("\n")[0].strip()
+    if _EXECUTOR_ENDED in text:
+        return _EXECUTOR_ENDED
     if not error and _UNAUTHORISED in text:
         return "the server does not accept its signature: is its clock right, and its key not revoked?"
     return next((meaning for mark, meaning in _EXIT_REASONS.items() if mark in error), error)

@@ -120,6 +120,11 @@ class Processes:
         """Kill the processes of `kill_first`. What they have done is on the disk."""
         _kill(self.alive(), self._kill_first)
 
+    def is_running(self, *marks: str) -> bool:
+        """Whether there is a process whose command line contains all of these marks; without /proc it may be so."""
+        lines = map(_command_line, self.alive())
+        return not _PROC.is_dir() or any(all(mark in line for mark in marks) for line in lines)
+
     def alive(self) -> set[int]:
         """Everything that was started here, directly or not, and still runs."""
         self._started = [process for process in self._started if process.poll() is None]
@@ -238,9 +243,17 @@ def _stop(alive: Callable[[], set[int]], kill_first: str) -> None:
 
 def _kill(pids: Iterable[int], mark: str) -> None:
     for pid in pids if mark else ():
-        with contextlib.suppress(OSError):
-            if mark.encode() in (_PROC / str(pid) / "cmdline").read_bytes():
+        if mark in _command_line(pid):
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _command_line(pid: int) -> str:
+    """The command line of a process; "" where it has ended, or where there is no /proc."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _signal(pid: int, number: int) -> None:

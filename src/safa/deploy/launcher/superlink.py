@@ -32,7 +32,7 @@ from safa.deploy.exchange.options import FILE as OPTIONS_FILE
 from safa.deploy.exchange.options import Options
 from safa.deploy.exchange.text import printable
 from safa.deploy.flower.app import write_app
-from safa.deploy.flower.internals import FLWR_PROGRAM, max_parts
+from safa.deploy.flower.internals import FLWR_PROGRAM, SERVER_APP_PROCESS, max_parts
 from safa.deploy.flower.ports import LOOPBACK, free_port
 from safa.deploy.launcher.checks import check_keys, check_port, unreachable, write_fault
 from safa.deploy.launcher.follow import last_line
@@ -55,6 +55,7 @@ _PORT_S = 6.0  # how long a killed server may still hold its port
 _STATUS_S, _STATUS_HELD_S = 5.0, 30.0
 _TRY_EVERY_S = 5.0
 _APP_STOP_S = 2.0
+_START_S, _GONE_S = 60.0, 10.0  # how long the server app may take to start, and a process be missing that was there
 
 
 class SuperLink:
@@ -73,6 +74,8 @@ class SuperLink:
         self.register = Register(self.keys, *names, self.flwr, _CONNECTION) if self.keys else None
         self._run = ""
         self._held = False
+        self._seen: dict[str, float] = {}
+        self._submitted_at = 0.0
         self._asked_at = 0.0
         self._try_at, self._unwritable = 0.0, ""
         self._ended = ""
@@ -144,6 +147,7 @@ class SuperLink:
         if not answer.get("run-id"):
             raise SafaError(f"Flower did not accept the run: {error_of(answer)}")
         self._run, self._asked_at = str(answer["run-id"]), time.monotonic()
+        self._submitted_at = self._asked_at
 
     def _unfinished(self) -> list[str]:
         """The runs that Flower considers running."""
@@ -182,7 +186,21 @@ class SuperLink:
     def _app_fault(self) -> str:
         held = is_held(self.folder)
         ended, self._held = self._held and not held, held
-        return "the server app was killed, or stopped by Flower" if ended else ""
+        if ended:
+            return "the server app was killed, or stopped by Flower"
+        return "" if held else self._start_fault()
+
+    def _start_fault(self) -> str:
+        """What has been missing for too long before the server app held the lock. Flower would wait for it forever."""
+        executor, app = "Flower's SuperExec", "the server app"
+        now = time.monotonic()
+        for name, marks in ((executor, ("superexec", f":{self.inner_port}")), (app, (SERVER_APP_PROCESS,))):
+            if self._processes.is_running(*marks):
+                self._seen[name] = now
+            limit_s = _START_S if name == app and app not in self._seen else _GONE_S
+            if now - self._seen.get(name, self._submitted_at) > limit_s:
+                return f"{name} ended while the run was started"
+        return ""
 
     def _disk_fault(self) -> str:
         if time.monotonic() < self._try_at:

@@ -15,8 +15,12 @@ from torch import nn
 from safa import load_run, resume, simulate, sweep
 from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
+from safa.training import auto
 from safa.training.auto import choose_trainer
+from safa.training.batches import Ids
+from safa.training.serial import SerialTrainer
 from safa.training.threads import torch_threads
+from safa.training.trainer import Trainer
 from tests.training.equality import CASES, Case, Classifier, problem_of
 from tests.training.problems import make, ragged_shards
 
@@ -60,6 +64,20 @@ def test_the_choice_is_remembered_and_said_with_its_figures(cache: Path) -> None
         "threads",
         "trainer threads, measured as the fastest for this model here: 1 ms a step of a client, batched 2, serial 2",
     )
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1e-3, "serial"), (1.0, "batched")])
+def test_one_bad_moment_leaves_a_trainer_out_only_where_measuring_takes_long(
+    scale: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(trainer: Trainer, clients: Ids, _: Any, **amount: Any) -> float:
+        late = isinstance(trainer, SerialTrainer)
+        if "steps" in amount:  # the first measurement of all
+            return scale * len(clients) * (5 if late else 1)
+        return scale * (0.001 if late else 1000)
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    assert choose(make("network"))[0] == expected
 
 
 def test_what_was_measured_on_a_busy_machine_is_measured_again_on_an_idle_one(

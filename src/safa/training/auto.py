@@ -39,7 +39,7 @@ _BATCHES = 2  # of a client in an epoch that is measured
 _MOST_CLIENTS, _NUMBERS = 256, 2_000_000  # clients that are measured on a CPU, and numbers in all of their models
 _ROUNDS = 4
 _LEAST_S, _MOST_S = 0.03, 2.0  # how long the fastest is measured in a round, and after how much no further one is begun
-_HOPELESS = 3.0  # times slower than the fastest
+_HOPELESS, _SHORT_S = 3.0, 0.25  # times slower than the fastest; measured all the same where that takes no longer
 _LR = 1e-4
 _BUSY = "busy"
 _LOAD = 0.75  # processes per core that make a machine busy
@@ -163,13 +163,14 @@ class _Race:
             self.spent[kind] = _seconds(trainer, some, self._start, steps=np.ones_like(some)) / len(some)
 
     def round(self) -> None:
-        """Each trains for a moment, unless it is far behind; of its times, the shortest counts."""
+        """Each trains for a moment, unless it is far behind and would take long; of its times, the shortest counts."""
         best = min(self.spent.values())
         epochs = max(1, min(50, round(_LEAST_S / (best * self._steps)))) if best < math.inf else 1
         for kind, trainer in self._trainers.items():
-            if self.spent[kind] <= _HOPELESS * best:
+            steps = epochs * self._steps
+            if self.spent[kind] <= _HOPELESS * best or self.spent[kind] * steps <= _SHORT_S:
                 found = _seconds(trainer, np.arange(len(self._start)), self._start, epochs=epochs)
-                self.spent[kind] = min(self.spent[kind], found / (epochs * self._steps))
+                self.spent[kind] = min(self.spent[kind], found / steps)
 
 
 def _is_one_by_one(trainer: Trainer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -88,7 +89,9 @@ def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
         asked.append(route.request.url)
         route.abort()
 
-    def open_one(name: str, *, width: int = 1280, scheme: str = "light", script: str = "", **options: Any) -> Page:
+    def open_one(
+        name: str, *, width: int = 1280, scheme: str = "light", script: str = "", part: str = "", **options: Any
+    ) -> Page:
         options |= {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
         context = browser.new_context(**options)
         contexts.append(context)
@@ -99,7 +102,7 @@ def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda problem: heard.append(str(problem)))
-        page.goto(files[name].as_uri())
+        page.goto(files[name].as_uri() + part)
         page.wait_for_selector("html[data-ready]", state="attached")
         return page
 
@@ -378,6 +381,42 @@ def test_paper_is_light_and_has_every_chart(open_page: Open) -> None:
         assert not page.locator(gone).first.is_visible()
     page.emulate_media(media="screen")
     page.wait_for_selector(".chart[data-drawn=dark]")
+
+
+COLOURS = """async ([picture, boxes]) => {
+  const image = Object.assign(new Image(), { src: `data:image/png;base64,${picture}` });
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height });
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  return boxes.map((box) => new Set(new Uint32Array(context.getImageData(...box.map(Math.round)).data.buffer)).size);
+}"""  # how many colours there are in boxes of a picture; outside of it there is one
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "reproduction"])
+def test_a_capture_of_the_whole_page_holds_every_chart(open_page: Open, name: str) -> None:
+    """With `#open=all` behind the address, everything is open."""
+    page = open_page(name, part="#open=all")
+    assert page.locator("details:not([open])").count() == 0
+    boxes = page.locator(".chart").evaluate_all(
+        "boxes => boxes.map(box => box.getBoundingClientRect()).map(b => [b.left, b.top, b.width, b.height])"
+    )
+    assert boxes
+    picture = base64.b64encode(page.screenshot(full_page=True)).decode()
+    colours = page.context.new_page().evaluate(COLOURS, [picture, boxes])
+    assert min(colours) > 10
+
+
+def test_the_button_of_a_section_follows_its_parts(open_page: Open) -> None:
+    page = open_page("run")
+    button = page.locator(".opener").first
+    assert button.text_content() == "Open all"
+    button.click()
+    page.wait_for_function("document.querySelector('.opener').textContent === 'Close all'")
+    page.evaluate("document.querySelector('section:has(.opener) > details').open = false")
+    page.wait_for_function("document.querySelector('.opener').textContent === 'Open all'")
+    page.evaluate("location.hash = '#open=all'")
+    page.wait_for_function("document.querySelector('.opener').textContent === 'Close all'")
 
 
 def test_a_page_prints_with_all_its_charts_at_once(open_page: Open) -> None:

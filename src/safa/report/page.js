@@ -141,12 +141,14 @@
   function addOpener(section) {
     const parts = [...section.children].filter((part) => part.matches("details"));
     if (parts.length < 2) return;
+    const folded = () => parts.some((part) => !part.open);
     const button = Object.assign(element("button", "Open all"), { type: "button", className: "opener" });
+    const label = () => { button.textContent = folded() ? "Open all" : "Close all"; };
     button.addEventListener("click", () => {
-      const open = parts.some((part) => !part.open);
+      const open = folded();
       for (const part of parts) part.open = open;
-      button.textContent = open ? "Close all" : "Open all";
     });
+    for (const part of parts) part.addEventListener("toggle", label);
     parts[0].before(button);
   }
 
@@ -261,6 +263,10 @@
 
   all("[data-block]:not(details)").forEach(wire);
   all("section").forEach(addOpener);
+  // With "#open=all" behind its address, a page is open from the start: for captures of the whole page.
+  const openAll = () => { if (location.hash === "#open=all") for (const part of all("details")) part.open = true; };
+  openAll();
+  addEventListener("hashchange", openAll);
   window.safa = { update, drawAll };
   charts().filter((box) => box.getBoundingClientRect().top < innerHeight).forEach(drawSoon);  // before the page is loaded
   refresh();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -17,6 +18,7 @@ import safa
 from safa import load_run
 from safa.aggregation.registry import available, optimisers
 from safa.analysis import METRICS, TARGET_METRICS
+from safa.cli import program
 from safa.fleet import make_fleet
 from safa.protocol import FedAvg, Protocol
 from safa.protocol import available as available_protocols
@@ -33,6 +35,7 @@ from safa.vocabulary import FLEETS
 from tests import leaf
 
 ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md")))]
 
 
 def blocks(page: str) -> list[str]:
@@ -58,8 +61,16 @@ def commands(page: str) -> list[list[str]]:
     parts = re.split(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
     shown = "".join(parts[2::4]).splitlines()  # text, language, block, "", text, language, block, "", ...
     return [
-        line.removeprefix("$ ").partition(" #")[0].split()[1:] for line in shown if re.match(r"(\$ )?safa [a-z]", line)
+        shlex.split(re.split(r" [#|>&]", line.removeprefix("$ "))[0])[1:]
+        for line in shown
+        if re.match(r"(\$ )?safa [a-z]", line)
     ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_every_command_of_the_docs_is_understood(page: str) -> None:
+    for command in commands(page):
+        program._parser(command[0]).parse_args(command)
 
 
 @pytest.mark.slow
@@ -246,10 +257,7 @@ def test_every_aggregator_and_optimiser_has_a_line_in_the_docs() -> None:
     assert set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)) >= {*available(), *optimisers()}
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))],
-)
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_what_the_docs_link_to_is_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", text)}

@@ -1,18 +1,22 @@
-"""How fast the trainers are for seven models: client updates per second, as ratios to the plain loop.
+"""How fast the trainers are for seven models: milliseconds of a client, and how many times as fast as a plain loop.
 
     python benchmarks/trainers.py [--device cpu|cuda] [--models NAME ...] [--clients N] [--trainers NAME ...] [--tf32]
 
-Every trainer trains the same clients in turns, and the medians are compared. The plain loop is the serial trainer with
-all of torch's threads; `auto` is what a run would choose. The paper's network is compared with a matrix product, too.
-numpy and torch are all that is needed.
+Every trainer trains the same clients in turns, and the medians are compared. The plain loop is what one would write
+with torch alone, with all of its threads, in a process of its own; on a GPU it is the serial trainer. `auto` is what a
+run would choose. The paper's network is compared with a matrix product, too. numpy and torch are all that is needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,34 @@ def seconds(trainer: Trainer, clients: np.ndarray, row: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
+def plain_loop(pipe: Connection, name: str, clients: int) -> None:
+    """For every message, the seconds of a client and epoch in a plain loop; in a process of its own."""
+    model = MODELS[name]
+    problem, shards = model.problem(clients, 5 * model.batch_size)
+    module, first, (inputs, targets) = problem.start_model(0), problem.start_model(0).state_dict(), problem.train
+    while pipe.recv():
+        start = time.perf_counter()
+        for shard in shards:
+            module.load_state_dict(first)
+            optimiser = torch.optim.SGD(module.parameters(), lr=LR)
+            for batch in torch.from_numpy(shard).split(model.batch_size):
+                optimiser.zero_grad()
+                problem.loss(module(inputs[batch]), targets[batch]).backward()
+                optimiser.step()
+        pipe.send((time.perf_counter() - start) / clients)
+
+
+@contextmanager
+def plain_process(name: str, clients: int) -> Iterator[Connection]:
+    """The plain loop, which answers every message."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=plain_loop, args=(there, name, clients))
+    process.start()
+    yield here
+    here.send(None)
+    process.join()
+
+
 def made(name: str, device: torch.device, clients: int, kinds: list[str]) -> tuple[dict[str, Trainer], torch.Tensor]:
     """The trainers by name, `auto` among them by the name of what it is, and the model to start from."""
     model = MODELS[name]
@@ -63,16 +95,18 @@ def chosen(name: str, device: torch.device, clients: int) -> str:
 
 
 def compare(name: str, device: torch.device, clients: int, kinds: list[str], repeats: int) -> dict[str, float]:
-    """Seconds per client and epoch, by trainer."""
+    """Seconds per client and epoch, by trainer, and in a plain loop on a CPU."""
     trainers, row = made(name, device, clients, kinds)
-    spent: dict[str, list[float]] = {kind: [] for kind in trainers}
-    for repeat in range(repeats + 1):
-        for kind, trainer in trainers.items():
-            some = np.arange(clients if kind != "serial" or device.type == "cpu" else max(4, clients // 10))
-            found = seconds(trainer, some, row) / len(some)
-            if repeat:
-                spent[kind].append(found)
-    return {kind: statistics.median(found) for kind, found in spent.items()}
+    spent: dict[str, list[float]] = {kind: [] for kind in (*(["plain"] if device.type == "cpu" else []), *trainers)}
+    with plain_process(name, clients) as plain:
+        for _ in range(repeats + 1):
+            if "plain" in spent:
+                plain.send(True)
+                spent["plain"].append(plain.recv())
+            for kind, trainer in trainers.items():
+                some = np.arange(clients if kind != "serial" or device.type == "cpu" else max(4, clients // 10))
+                spent[kind].append(seconds(trainer, some, row) / len(some))
+    return {kind: statistics.median(found[1:]) for kind, found in spent.items()}
 
 
 def product_rate(device: torch.device) -> float:
@@ -91,7 +125,7 @@ def product_rate(device: torch.device) -> float:
 
 def report(name: str, found: dict[str, float], device: torch.device) -> str:
     """A line about one model."""
-    plain = found["serial"]
+    plain = found.get("plain", found["serial"])
     line = "   ".join(f"{kind} {spent * 1e3:.2f} ms ({plain / spent:.2f}x)" for kind, spent in found.items())
     if name != "paper_cnn":
         return line

@@ -17,6 +17,7 @@ from safa.runs.settings import Settings
 from safa.tasks.problem import Problem
 from safa.training import auto
 from safa.training.auto import choose_trainer
+from safa.training.batched import BatchedTrainer
 from safa.training.batches import Ids
 from safa.training.serial import SerialTrainer
 from safa.training.threads import torch_threads
@@ -75,6 +76,23 @@ def test_one_bad_moment_leaves_a_trainer_out_only_where_measuring_takes_long(
         if "steps" in amount:  # the first measurement of all
             return scale * len(clients) * (5 if late else 1)
         return scale * (0.001 if late else 1000)
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    assert choose(make("network"))[0] == expected
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(1.1, "serial"), (1.5, "batched")])
+def test_trainers_that_are_close_are_measured_for_longer(
+    ahead: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+
+    def seconds(trainer: Trainer, *_: Any, **amount: Any) -> float:
+        nonlocal rounds
+        if not isinstance(trainer, SerialTrainer):
+            return 1 / ahead if isinstance(trainer, BatchedTrainer) else 2.0
+        rounds += "epochs" in amount
+        return 1.0 if rounds < 6 else 0.5
 
     monkeypatch.setattr(auto, "_seconds", seconds)
     assert choose(make("network"))[0] == expected

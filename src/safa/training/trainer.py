@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safa.errors import MisuseError
+from safa.training.allocation import keep_freed_memory
 from safa.training.batches import Batches, Ids
 from safa.training.layout import Layout
 
@@ -77,6 +78,8 @@ class LocalTrainer(ABC):
 
     def train(self, clients: Ids, start: Tensor, **amount: Unpack[Amount]) -> Tensor:
         """The updates [K, d] of these K clients, who start from the rows of `start` [K, d]."""
+        if start.device.type == "cpu":
+            keep_freed_memory()
         return self._train(self._work(clients, start, amount), start)
 
     def _work(self, clients: Ids, start: Tensor, amount: Amount) -> Work:

@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY) ## the first thing to try: train a model with SAFA on the Boston task
 	$(BIN)/safa run boston
 
-test: $(READY) ## all tests, with the programs that they need; the protocol room must be covered to the last branch
+test: $(READY) ## all tests, with the programs that they need; the protocol package must be covered to the last branch
 	@sh tests/programs.sh
 	$(BIN)/pytest tests/protocol --cov=src/safa/protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/protocol -n 3 --dist loadgroup

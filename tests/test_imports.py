@@ -1,4 +1,4 @@
-"""Which module may import which: every room imports only from rooms before it, so that no two import each other."""
+"""Which module may import which: every layer imports only from layers before it, so that no two import each other."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ import safa
 SOURCE = Path(__file__).parent.parent / "src"
 STANDARD = set(sys.stdlib_module_names)
 SHARED = {"errors", "vocabulary", "streams", "cache", "cluster"}
-"""Top-level modules that every room may import."""
+"""Top-level modules that every layer may import."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """What the modules of a room may import, besides each other, the standard library and the shared modules."""
+class Layer:
+    """What the modules of a layer may import, besides each other, the standard library and the shared modules."""
 
-    rooms: frozenset[str] = frozenset()
-    """Rooms, or single modules of a room, as "room.module"."""
+    layers: frozenset[str] = frozenset()
+    """Layers, or single modules of a layer, as "layer.module"."""
     packages: frozenset[str] = frozenset()
     """Packages of others."""
 
 
-def room(rooms: Iterable[str] = (), packages: str = "") -> Room:
-    return Room(frozenset(rooms), frozenset(packages.split()))
+def layer(layers: Iterable[str] = (), packages: str = "") -> Layer:
+    return Layer(frozenset(layers), frozenset(packages.split()))
 
 
 SIMULATED = ["protocol", "analysis", "tasks", "aggregation", "runs", "fleet", "training", "server", "simulation"]
 DEPLOYED = ["protocol", "tasks", "aggregation", "runs", "fleet", "training", "server"]
 
-ROOMS: dict[str, Room] = {
-    "errors": room(),
-    "vocabulary": room(),
-    "streams": room(packages="numpy"),
-    "cache": room(packages="numpy"),
-    "cluster": room(packages="ray"),
-    "protocol": room(packages="numpy"),
-    "analysis": room(["protocol.records"], "numpy"),
-    "tasks": room(packages="numpy torch pooch requests tqdm"),
-    "aggregation": room(["protocol.records"], "numpy torch"),
-    "runs": room(["protocol", "analysis", "tasks", "aggregation.registry"], "numpy torch safetensors pandas altair"),
-    "fleet": room(["runs.settings"], "numpy"),
-    "training": room(["tasks", "runs.settings", "runs.schedule"], "numpy torch triton"),
-    "server": room(["protocol", "analysis", "tasks", "aggregation", "runs", "training"], "numpy torch"),
-    "simulation": room(["fleet", "server", "protocol", "runs.settings"], "numpy"),
-    "report": room(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert starlette uvicorn"),
-    "trackers": room(["analysis", "runs", "server", "protocol.records", "report"], "tensorboard mlflow wandb"),
-    "experiments": room([*SIMULATED, "trackers"], "numpy pandas torch altair"),
-    "deploy": room(),
-    "deploy.exchange": room(DEPLOYED, "numpy torch safetensors"),
-    "deploy.flower": room([*DEPLOYED, "deploy"], "numpy torch flwr httpx uvicorn"),
-    "deploy.launcher": room([*DEPLOYED, "deploy"], "numpy cryptography flwr httpx uvicorn"),
-    "testing": room(["protocol", "aggregation"], "numpy torch"),
-    "bench": room([*SIMULATED, "experiments", "report"], "numpy torch altair"),
-    "paper": room([*SIMULATED, "experiments", "deploy", "report", "testing"], "numpy torch altair"),
-    "__init__": room(["analysis", "protocol.records", "tasks", "runs", "simulation", "experiments", "report"]),
-    "cli": room(
+LAYERS: dict[str, Layer] = {
+    "errors": layer(),
+    "vocabulary": layer(),
+    "streams": layer(packages="numpy"),
+    "cache": layer(packages="numpy"),
+    "cluster": layer(packages="ray"),
+    "protocol": layer(packages="numpy"),
+    "analysis": layer(["protocol.records"], "numpy"),
+    "tasks": layer(packages="numpy torch pooch requests tqdm"),
+    "aggregation": layer(["protocol.records"], "numpy torch"),
+    "runs": layer(["protocol", "analysis", "tasks", "aggregation.registry"], "numpy torch safetensors pandas altair"),
+    "fleet": layer(["runs.settings"], "numpy"),
+    "training": layer(["tasks", "runs.settings", "runs.schedule"], "numpy torch triton"),
+    "server": layer(["protocol", "analysis", "tasks", "aggregation", "runs", "training"], "numpy torch"),
+    "simulation": layer(["fleet", "server", "protocol", "runs.settings"], "numpy"),
+    "report": layer(["analysis", "runs", "fleet", "protocol.records"], "numpy altair vl_convert starlette uvicorn"),
+    "trackers": layer(["analysis", "runs", "server", "protocol.records", "report"], "tensorboard mlflow wandb"),
+    "experiments": layer([*SIMULATED, "trackers"], "numpy pandas torch altair"),
+    "deploy": layer(),
+    "deploy.exchange": layer(DEPLOYED, "numpy torch safetensors"),
+    "deploy.flower": layer([*DEPLOYED, "deploy"], "numpy torch flwr httpx uvicorn"),
+    "deploy.launcher": layer([*DEPLOYED, "deploy"], "numpy cryptography flwr httpx uvicorn"),
+    "testing": layer(["protocol", "aggregation"], "numpy torch"),
+    "bench": layer([*SIMULATED, "experiments", "report"], "numpy torch altair"),
+    "paper": layer([*SIMULATED, "experiments", "deploy", "report", "testing"], "numpy torch altair"),
+    "__init__": layer(["analysis", "protocol.records", "tasks", "runs", "simulation", "experiments", "report"]),
+    "cli": layer(
         [*SIMULATED, "experiments", "deploy", "report", "trackers", "testing", "bench", "paper", "__init__"],
         "rich torch safetensors",
     ),
-    "__main__": room(["cli"]),
+    "__main__": layer(["cli"]),
 }
-"""The rooms in order: folders of `safa`, parts of `deploy`, and the modules at the top."""
+"""The layers in order: folders of `safa`, parts of `deploy`, and the modules at the top."""
 
 # To be removed: what still breaks the table.
 EXCEPTIONS: dict[str, set[str]] = {
@@ -81,7 +81,7 @@ SHOWN: dict[str, set[str]] = {
     "safa.runs.folder": {"safa.report.cards", "safa.report.plots"},
     "safa.experiments.results": {"safa.report.cards", "safa.report.plots"},
 }  # fmt: skip
-"""Module -> the modules of a later room that its methods import when they are called, and it may not import otherwise.
+"""Module -> the modules of a later layer that its methods import when they are called, and it may not import otherwise.
 
 A notebook asks the object itself to show itself (`_repr_html_`, `plot`), so that the object has to know who draws it.
 Nothing of the report is loaded before, and nothing that it computes comes back into a run.
@@ -99,11 +99,11 @@ def name_of(file: Path) -> str:
 MODULES: dict[str, Path] = {name_of(file): file for file in sorted((SOURCE / "safa").rglob("*.py"))}
 
 
-def room_of(module: str) -> str | None:
-    """The room of a module of `safa`, by the longest name in the table that it begins with."""
+def layer_of(module: str) -> str | None:
+    """The layer of a module of `safa`, by the longest name in the table that it begins with."""
     parts = module.removeprefix("safa.").split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((name for name in names if name in ROOMS), None)
+    return next((name for name in names if name in LAYERS), None)
 
 
 def resolved(module: str) -> str:
@@ -134,13 +134,13 @@ IMPORTS: dict[str, set[str]] = {module: imports(file.read_text(encoding="utf-8")
 
 def forbidden(module: str, imported: Iterable[str]) -> set[str]:
     """Which of the imported modules the table does not allow."""
-    own = room_of(module)
-    assert own is not None, f"{module} is in no room"
-    allowed = {f"safa.{name}" for name in ROOMS[own].rooms | SHARED | {own}} | ROOMS[own].packages | STANDARD
+    own = layer_of(module)
+    assert own is not None, f"{module} is in no layer"
+    allowed = {f"safa.{name}" for name in LAYERS[own].layers | SHARED | {own}} | LAYERS[own].packages | STANDARD
     return {name for name in imported if not any(name == one or name.startswith(f"{one}.") for one in allowed)}
 
 
-def between_rooms() -> dict[str, set[str]]:
+def between_layers() -> dict[str, set[str]]:
     """Folder or top-level module -> those that it imports, leaving out the exceptions."""
     graph: dict[str, set[str]] = {}
     for module, imported in IMPORTS.items():
@@ -173,9 +173,9 @@ def loaded_by(code: str) -> set[str]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_module_is_in_a_room_and_every_room_has_modules() -> None:
-    assert [module for module in MODULES if room_of(module) is None] == []
-    assert {room_of(module) for module in MODULES} == ROOMS.keys()
+def test_every_module_is_in_a_layer_and_every_layer_has_modules() -> None:
+    assert [module for module in MODULES if layer_of(module) is None] == []
+    assert {layer_of(module) for module in MODULES} == LAYERS.keys()
 
 
 def test_every_folder_is_a_package() -> None:
@@ -183,16 +183,18 @@ def test_every_folder_is_a_package() -> None:
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-def test_a_room_may_import_only_from_those_before_it() -> None:
+def test_a_layer_may_import_only_from_those_before_it() -> None:
     before: set[str] = set()
-    for name, one in ROOMS.items():
-        assert {_folder(other) for other in one.rooms} <= before | {_folder(name)}, f"{name} imports from a later room"
+    for name, one in LAYERS.items():
+        assert {_folder(other) for other in one.layers} <= before | {_folder(name)}, (
+            f"{name} imports from a later layer"
+        )
         before.add(_folder(name))
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_a_room_imports_only_what_it_may(name: str) -> None:
-    for module in (module for module in MODULES if room_of(module) == name):
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_imports_only_what_it_may(name: str) -> None:
+    for module in (module for module in MODULES if layer_of(module) == name):
         wrong = forbidden(module, IMPORTS[module]) - ALLOWED.get(module, set())
         assert not wrong, f"{module} must not import {', '.join(sorted(wrong))}"
 
@@ -214,8 +216,8 @@ def test_what_objects_show_themselves_with_is_imported_in_methods_only() -> None
     assert loaded & {"altair", "safa.report"} == set()
 
 
-def test_no_two_rooms_import_each_other() -> None:
-    assert not cycle_in(between_rooms()), f"rooms import each other: {cycle_in(between_rooms())}"
+def test_no_two_layers_import_each_other() -> None:
+    assert not cycle_in(between_layers()), f"layers import each other: {cycle_in(between_layers())}"
 
 
 # -- the checks themselves ---------------------------------------------------------------------------------------------
@@ -246,9 +248,9 @@ def test_a_cycle_is_named() -> None:
 # -- what is loaded ----------------------------------------------------------------------------------------------------
 
 
-def test_the_protocol_room_is_pure() -> None:
+def test_the_protocol_layer_is_pure() -> None:
     """No clock, no random number, no file, no socket."""
-    for module in (module for module in MODULES if room_of(module) == "protocol"):
+    for module in (module for module in MODULES if layer_of(module) == "protocol"):
         assert not {name.split(".")[0] for name in IMPORTS[module]} & IMPURE
         text = MODULES[module].read_text(encoding="utf-8")
         assert "np.random" not in text

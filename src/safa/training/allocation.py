@@ -15,12 +15,12 @@ from functools import cache
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
-_KEPT = 2**30  # bytes that are kept at most
+_KEPT = 2**27  # bytes that are kept at most
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let this process, and those forked from it, keep up to a gibibyte that is free; with another C library, nothing.
+    """Let this process, and those forked from it, keep up to 128 MiB that are free; with another C library, nothing.
 
     Blocks that are larger are given back as before.
     """

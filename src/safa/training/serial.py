@@ -36,7 +36,10 @@ class SerialTrainer(LocalTrainer):
 
     def _train(self, work: Work, start: Tensor) -> Tensor:
         """As the paper's Algorithm 2 has it."""
-        return torch.stack([self.train_one(row, work[k : k + 1]) for k, row in enumerate(start)])
+        updates = torch.empty_like(start)
+        for k, row in enumerate(start):
+            updates[k] = self.train_one(row, work[k : k + 1])
+        return updates
 
     def train_one(self, row: Tensor, work: Work) -> Tensor:
         """The update of one client."""

@@ -120,7 +120,7 @@ window.safaMap = (() => {
     const said = came.length ? `${came.length} rounds with an update, which is up to ${Math.max(...came.map((cell) => cells.lag[cell]))} versions behind` : "no update came in";
     const chart = shape("svg", { width, height: high + 50, role: "img", "aria-label": `Client ${data.clients[row]} over the rounds: ${said}` });
     chart.append(shape("text", { ...soft, x: 0, y: 11 }, "versions behind"));
-    for (const lag of new Set([0, Math.floor(most / 2), most])) {
+    for (const lag of most <= 4 ? Array(most + 1).keys() : [0, Math.floor(most / 2), most]) {
       chart.append(shape("text", { ...soft, x: left - 8, y: y(lag) + 4, "text-anchor": "end" }, lag));
       chart.append(shape("line", { x1: left, x2: width - 14, y1: y(lag), y2: y(lag), stroke: config.axis.gridColor }));
     }

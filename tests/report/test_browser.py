@@ -275,23 +275,16 @@ new MutationObserver((changes, watcher) => { window.seen = performance.now(); wa
 
 
 def test_a_page_of_500_clients_and_100_rounds_answers_at_once(open_page: Open) -> None:
-    """In the best of three: the machine has other work, too."""
-    found = [times_ms(open_page("wide", script=LOOK)) for _ in range(3)]
-    assert min(first_view for first_view, _ in found) < 1000
-    assert min(longest_task for _, longest_task in found) < 200
-
-
-def times_ms(page: Page) -> tuple[float, float]:
-    """When the first chart is there after the page is loaded; the longest task while it is scrolled and clicked."""
+    page = open_page("wide", script=LOOK)
     loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    first_view = page.evaluate("window.seen") - loaded
+    assert page.evaluate("window.seen") - loaded < 1000
     page.evaluate("tasks.length = 0")
     for _ in range(10):
         page.mouse.wheel(0, 300)
         page.evaluate("new Promise(requestAnimationFrame)")
     page.locator(".chart[data-renderer=map] canvas").click(position={"x": 300, "y": 100})
     assert details(page)
-    return first_view, max(page.evaluate("tasks"), default=0)
+    assert max(page.evaluate("tasks"), default=0) < 200
 
 
 def test_a_page_of_a_million_updates_opens(open_page: Open, files: dict[str, Path]) -> None:

@@ -24,7 +24,6 @@ from tests.report.live.serving import serving, written
 pytestmark = pytest.mark.slow
 
 SOON_MS = 2000
-NEW_RUN_MS = 15_000  # the server leaves the cores to whoever needs them; a round of a run that is watched is soon there
 Open = Callable[..., AbstractContextManager[Page]]
 
 
@@ -126,7 +125,7 @@ def test_the_list_grows_and_follows_its_runs(tmp_path: Path, opened: Open) -> No
     with serving(tmp_path) as address, opened(address) as page:
         assert "There are no runs here yet" in page.locator("main").inner_text()
         with written(tmp_path / "first", done=2) as run:
-            wait_for(page, "[data-run=first]", "2 of 12 rounds", ms=NEW_RUN_MS)
+            wait_for(page, "[data-run=first]", "2 of 12 rounds")
             page.get_by_label("Compare first").check()
             run.add()
             wait_for(page, "[data-run=first]", "3 of 12 rounds")
@@ -134,7 +133,7 @@ def test_the_list_grows_and_follows_its_runs(tmp_path: Path, opened: Open) -> No
             assert page.locator("[data-run=first] polyline").count() == 1
         wait_for(page, "[data-run=first] .state", "stopped")
         with written(tmp_path / "<b>second", done=1):
-            wait_for(page, "#runs li:first-child", "<b>second", ms=NEW_RUN_MS)  # what runs comes first
+            wait_for(page, "#runs li:first-child", "<b>second")  # what runs comes first
             assert page.locator("#runs b:not(.value b)").count() == 0
         page.get_by_role("link", name="first").click()
         page.wait_for_selector("html[data-ready]", state="attached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -15,8 +16,13 @@ from safa.protocol.registry import parameters
 from tests.protocol.helpers import arrive, lose, open_round
 
 
-@pytest.mark.parametrize(("clients", "buffer"), [(0, 2), (1, 2), (4, 2), (5, 3), (9, 3), (10, 4), (100, 10), (101, 11)])
-def test_a_version_is_made_of_the_square_root_of_the_clients(clients: int, buffer: int) -> None:
+@pytest.mark.parametrize(
+    ("clients", "buffer"),
+    [
+        (0, 2), (1, 2), (4, 2), (5, 3), (9, 3), (10, 4), (90, 10), (100, 10), (101, 11), (500, 50), (1000, 100)
+    ],
+)  # fmt: skip
+def test_a_version_is_made_of_the_square_root_of_the_clients_or_of_a_tenth(clients: int, buffer: int) -> None:
     protocol = FedSecant(np.ones(clients))
     open_round(protocol, 0.0)
     assert protocol.quota == protocol.buffer_size == buffer
@@ -25,7 +31,7 @@ def test_a_version_is_made_of_the_square_root_of_the_clients(clients: int, buffe
 def test_nothing_has_to_be_set() -> None:
     assert {name: given.default for name, given in parameters(FedSecant).items()} == {
         "exponent": 0.25,
-        "overdue": 2.0,
+        "adaptation": 0.25,
         "round_limit_s": math.inf,
     }
     assert FedSecant([1]).aggregator == "secant"
@@ -37,21 +43,33 @@ def test_an_exponent_that_is_no_discount_is_refused(exponent: float) -> None:
         FedSecant([1], exponent=exponent)
 
 
-@pytest.mark.parametrize("overdue", [0.9, math.nan])
-def test_a_client_is_not_away_while_its_work_takes_its_time(overdue: float) -> None:
-    with pytest.raises(SafaError, match="overdue must be a number, at least 1, not"):
-        FedSecant([1], overdue=overdue)
+@pytest.mark.parametrize("adaptation", [-0.1, 1.1, math.nan])
+def test_an_adaptation_that_is_no_share_is_refused(adaptation: float) -> None:
+    with pytest.raises(SafaError, match="adaptation must be from 0 to 1, not"):
+        FedSecant([1], adaptation=adaptation)
 
 
-def test_a_version_is_made_of_the_square_root_of_the_clients_at_work() -> None:
-    """Of 16 clients, whose work takes 1 s, four commit again and again; after 2 s nobody waits for the others."""
-    protocol, quotas = FedSecant(np.ones(16)), []
-    for number in range(5):
-        protocol.open_round(now=float(number), draws=np.zeros(16), expected_s=np.ones(16))
-        quotas.append(protocol.quota)
-        arrive(protocol, [0, 1, 2, 3][: protocol.quota], number + 0.5)
-        protocol.close_round(now=float(number + 1))
-    assert quotas == [4, 4, 4, 2, 2]
+def quotas(adaptation: float, at_work: int, rounds: int) -> list[int]:
+    """K by record, where of 100 clients only so many are at work, and commit in turn."""
+    protocol, found = FedSecant(np.ones(100), adaptation=adaptation), list[int]()
+    turn = itertools.cycle(range(at_work))
+    for number in range(rounds):
+        open_round(protocol, float(number))
+        found.append(protocol.quota)
+        for place in range(protocol.quota):
+            arrive(protocol, [next(turn)], number + (place + 1) / 100)
+        protocol.close_round(now=number + 0.9)
+    return found
+
+
+def test_k_follows_the_number_of_clients_at_work() -> None:
+    """Nine of a hundred clients commit. Lags are whole versions, so that nine are taken for ten."""
+    found = quotas(0.25, 9, 40)
+    assert found[:2] == [10, 10], "the first updates say nothing: all started from the first model"
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 4
+    assert set(quotas(0.0, 9, 40)) == {10}
+    assert set(quotas(0.25, 100, 100)) == {10}
 
 
 def test_a_record_is_a_version_and_an_update_counts_the_less_the_staler_it_is() -> None:

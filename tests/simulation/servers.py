@@ -196,28 +196,28 @@ class FedBuffServer(FedAsyncServer):
 
 
 class FedSecantServer(FedBuffServer):
-    """FedBuff with K = sqrt(clients at work), which is the record's quota, too."""
+    """FedBuff with a K that follows the lags of the updates, and is the record's quota, too."""
 
     exponent = 0.25
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         super().__init__(settings, fleet)
-        self.step = 1.0
-        self.began: dict[int, float] = {}
+        self.step, self.share = 1.0, 1.0
+        self.lags: list[int] = []
 
     def open(self, t: int) -> tuple[list[int], list[int], list[int]]:
-        at_work = sum(not self.is_away(k) for k in range(self.m))
-        self.k = self.quota = max(self.buffer + 1, next(k for k in range(2, self.m + 3) if k * k >= at_work))
-        sent, resumed, deprecated = super().open(t)
-        self.began |= dict.fromkeys(sent, self.now)
-        return sent, resumed, deprecated
-
-    def is_away(self, k: int) -> bool:
-        """It has been at work for more than twice as long as its work takes."""
-        return self.now - self.began.get(k, self.now) > 2 * self.estimates.takes_s(k, self.estimates.capped(k))
+        if self.lags:
+            at_work = (statistics.median(self.lags) + 0.5) * self.k
+            self.share = self.share + 0.25 * (min(1.0, at_work / self.m) - self.share)
+        self.lags = []
+        n = self.share * self.m
+        least = next(k for k in range(2, self.m + 3) if k * k >= n - 1e-6 and 10 * k >= n - 1e-6)
+        self.k = self.quota = max(self.buffer + 1, least)
+        return super().open(t)
 
     def arrive(self, k: int, base: int) -> str:
-        self.began[k] = self.now
+        if base > 0:
+            self.lags.append(self.version - base)
         return super().arrive(k, base)
 
 

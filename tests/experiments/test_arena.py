@@ -304,6 +304,11 @@ def test_numpy_and_torch_are_enough(made: Arena, tmp_path: Path) -> None:
         ("[worlds.near]", '[worlds."../near"]', "the name of a world is made of letters"),
         ("[targets]", "settings = 3\n[targets]", "settings of the plan must be a table"),
         ("[settings]", "[settings", "is not a plan"),
+        ("[settings]", "[tuned.nea]\n[settings]", "there is no 'nea' in the plan .did you mean near"),
+        ("[settings]", "[tuned.near]\nsaf = { lr = 1e-4 }\n[settings]", "there is no 'saf' in the plan"),
+        ("[settings]", "[tuned.near]\nsafa = 3\n[settings]", "tuned.near.safa must be a table"),
+        ("[settings]", "[tuned.near]\nsafa = { value = 5 }\n[settings]", "tuned.near.safa must have lr"),
+        ("[settings]", "[tuned.near]\nsafa = { lr = 1e-4, knob = 5 }\n[settings]", "tuned.near.safa has no 'knob'"),
     ],
 )
 def test_a_plan_that_is_wrong_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -321,6 +326,17 @@ def test_a_plan_that_is_wrong_is_refused(old: str, new: str, message: str, tmp_p
         ("crash_rate = 0.1", "mixing = 0.5", "world near: mixing has no effect with protocol"),
         ("[protocols.fedavg]", '[protocols.fedavg]\n[protocols.again]\nprotocol = "fedavg"', "fedavg and again have"),
         ('"40%"', '"forty%"', "a share of the clients is written as 10%, not 'forty%'"),
+        (
+            "[settings]",
+            "[tuned.near]\nsafa = { lr = 1e-4, value = 4 }\n[settings]",
+            "near: safa cannot have been tuned to",
+        ),
+        (
+            "[settings]",
+            "[tuned.far]\nfedavg = { lr = 3e-4 }\n[settings]",
+            "far: fedavg cannot have been tuned to lr 0.0003",
+        ),
+        ("[settings]", "[tuned.near]\nbuffer = { lr = 1e-4, value = 1 }\n[settings]", "buffer is not tuned again, so"),
     ],
 )
 def test_runs_that_are_wrong_are_refused_before_the_first(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -503,14 +519,37 @@ def test_a_world_may_have_tuning_seeds_of_its_own(tmp_path: Path) -> None:
     assert [list(world.tuning_seeds) for world in Plan.read(path).worlds.values()] == [[7], [0, 1]]
 
 
+def test_what_an_earlier_tuning_chose_is_not_tuned_again(tmp_path: Path) -> None:
+    known = "[tuned.far]\nsafa = { lr = 1e-3, value = 1 }\nbuffer = { lr = 1e-4, value = 2 }\n"
+    out = tmp_path / "out"
+    plan = planned(tmp_path, f"{PLAN}\n{known}")
+    assert main(["arena", str(plan), "--out", str(out), "--workers", "1", "--worlds", "far", "--quiet"]) == 0
+    assert {row["protocol"] for row in rows(out / "far" / "tuning" / "results.csv")} == {"fedavg"}
+    chosen = {row["protocol"]: (row["lr"], row["value"], row["tuning_runs"]) for row in rows(out / "tuned.csv")}
+    assert list(chosen) == ["safa", "buffer", "fedavg"]
+    assert chosen["safa"] == ("0.001", "1", "4")
+    assert chosen["buffer"] == ("0.0001", "2", "4")
+    text = (out / "arena.md").read_text()
+    assert "What an earlier tuning chose for 2 of the protocols is in the plan; only fedavg and worlds" in text
+
+
+def test_an_arena_in_which_everything_was_tuned_before_is_only_judged(tmp_path: Path) -> None:
+    known = "[tuned.far]\nsafa = { lr = 1e-3, value = 1 }\nbuffer = { lr = 1e-4, value = 2 }\nfedavg = { lr = 1e-3 }\n"
+    out = tmp_path / "out"
+    plan = planned(tmp_path, f"{PLAN}\n{known}")
+    command = ["arena", str(plan), "--out", str(out), "--workers", "1", "--worlds", "far", "--quiet", "--stage"]
+    assert [main([*command, stage]) for stage in ("judge", "report")] == [0, 0]
+    assert not (out / "far" / "tuning").exists()
+    assert {row["tuning_runs"] for row in rows(out / "tuned.csv")} == {"0"}
+
+
 def test_the_ablation_switches_off_parts_in_worlds_of_the_arena() -> None:
     plan, arena = _own_plan("ablation.toml"), _own_plan("arena.toml")
     assert len(plan.worlds) == 5
     for name, world in plan.worlds.items():
-        assert (
-            replace(world, name=f"cpu-{name}", seeds=arena.worlds[f"cpu-{name}"].seeds) == arena.worlds[f"cpu-{name}"]
-        )
-        assert len(set(world.seeds) - set(arena.worlds[f"cpu-{name}"].seeds)) == 10
+        same = arena.worlds[f"cpu-{name}"]
+        assert replace(world, name=same.name, seeds=same.seeds, targets=same.targets) == same
+        assert len(set(world.seeds) - set(same.seeds)) == 10
     assert {entry.settings["protocol"] for entry in plan.entries.values()} == {"fedsecant"}
 
 

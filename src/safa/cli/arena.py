@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _run(arguments: argparse.Namespace, arena: Arena, worlds: Sequence[World], stages: Sequence[str]) -> None:
     if set(stages) & {"tune", "judge"}:
-        settings = [arena.plan.runs(world, arena.plan.choices(world)[:1], [0], judged=False)[0] for world in worlds]
+        settings = [arena.plan.runs(world, arena.plan.grid(world)[:1], [0], judged=False)[0] for world in worlds]
         arena.run(worlds, stages, engine_of(arguments, settings))
     if "report" in stages:
         write_results(arena)

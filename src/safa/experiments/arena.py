@@ -3,7 +3,7 @@
 Tuning, in every world and for every protocol: each learning rate of the world's grid with each value of the protocol's
 own knob, on the tuning seeds. The best is the one with the shortest times to the targets (the mean of their logarithms
 over targets and seeds; a target that is not reached counts as twice the horizon); of equal ones, that with the highest
-mean of the metric over time.
+mean of the metric over time. What the plan says an earlier tuning chose is taken instead.
 
 Judging: every protocol as tuned, on the judging seeds. All runs of a world last the same simulated time, its horizon.
 
@@ -67,7 +67,7 @@ class Tuned:
     best: Mapping[str, Choice]
     """The choice for every protocol."""
     runs: int
-    """How many runs it took."""
+    """How many runs it took; none for a protocol of which the plan says what an earlier tuning chose."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,11 @@ class Arena:
 
     def tune(self, world: World, engine: Engine | None = None) -> Tuned:
         """Tune all protocols in a world. Without an engine, what is there is read, and must be complete."""
-        runs = self._runs(world, "tuning", self.plan.choices(world), world.tuning_seeds, engine)
+        choices = self.plan.choices(world)
+        runs = self._runs(world, "tuning", choices, world.tuning_seeds, engine) if choices else []
         targets = list(world.targets) or self._targets(world, runs)
-        return Tuned(world, targets, _best(world, targets, self.plan.targets.held, runs), len(runs))
+        best = {**_best(world, targets, self.plan.targets.held, runs), **self.plan.tuned.get(world.name, {})}
+        return Tuned(world, targets, {name: best[name] for name in self.plan.entries}, len(runs))
 
     def judge(self, tuned: Tuned, engine: Engine | None = None) -> Judged:
         """Run all protocols of a world as tuned, on its judging seeds; the same without an engine."""
@@ -122,7 +124,7 @@ class Arena:
         return [self.judge(self._tuned(world)) for world in there]
 
     def _tuned(self, world: World) -> Tuned:
-        if not _is_begun(self.folder / world.name / "tuning"):
+        if self.plan.choices(world) and not _is_begun(self.folder / world.name / "tuning"):
             raise SafaError(f"the protocols have not been tuned in world {world.name} yet; begin with stage tune")
         return self.tune(world)
 

@@ -142,6 +142,8 @@ class Plan:
     win: Win | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of all runs."""
+    tuned: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
+    """By world and protocol, what is not tuned again: what an earlier tuning chose."""
     text: bytes = b""
     """The file that it was read from."""
 
@@ -176,6 +178,7 @@ class Plan:
             top.take("baselines", list),
             _made(Win, _Table("win", top.take("win", dict))) if "win" in found else None,
             settings,
+            {name: _choices(name, table) for name, table in top.take("tuned", dict, {}).items()},
         )
         top.take("format", str)
         top.refuse_rest()
@@ -185,9 +188,9 @@ class Plan:
     def _check(self) -> None:
         """Refuse names that are not in the plan, and a seed for tuning and judging."""
         named = [self.targets.of, *self.baselines, *([self.win.protocol] if self.win else [])]
-        for name, known in [(name, self.entries) for name in named] + [
-            (name, self.worlds) for pair in (self.win.equal if self.win else ()) for name in pair
-        ]:
+        named += [name for choices in self.tuned.values() for name in choices]
+        worlds = [*self.tuned, *(name for pair in (self.win.equal if self.win else ()) for name in pair)]
+        for name, known in [(name, self.entries) for name in named] + [(name, self.worlds) for name in worlds]:
             if name not in known:
                 raise SafaError(
                     f"there is no {name!r} in the plan{did_you_mean(name, known)}; it has {', '.join(known)}"
@@ -207,6 +210,11 @@ class Plan:
         return [world for name, world in self.worlds.items() if any(fnmatch(name, pattern) for pattern in wanted)]
 
     def choices(self, world: World) -> list[Choice]:
+        """Every protocol that is tuned in a world with every learning rate and every value of its knob."""
+        known = self.tuned.get(world.name, {})
+        return [choice for choice in self.grid(world) if choice.entry not in known]
+
+    def grid(self, world: World) -> list[Choice]:
         """Every protocol with every learning rate and every value of its knob."""
         return [
             Choice(name, lr, value)
@@ -231,11 +239,26 @@ class Plan:
     def check(self, worlds: Iterable[World]) -> None:
         """Refuse whatever can be found wrong with the runs of these worlds before the first of them."""
         for world in worlds:
-            choices = [choice for choice in self.choices(world) if choice.lr == world.rates[0]]
+            grid = self.grid(world)
             try:
-                self._check_runs(world, choices)
+                self._check_tuned(world, grid)
+                self._check_runs(world, [choice for choice in grid if choice.lr == world.rates[0]])
             except SafaError as error:
                 raise SafaError(f"world {world.name}: {error}") from None
+
+    def _check_tuned(self, world: World, grid: Sequence[Choice]) -> None:
+        """Refuse what no tuning by this plan could have chosen, and targets that no run of this plan gives."""
+        known = self.tuned.get(world.name, {})
+        for choice in known.values():
+            if choice not in grid:
+                raise SafaError(
+                    f"{choice.entry} cannot have been tuned to lr {choice.lr} and value {choice.value}, "
+                    "which are not in its grid"
+                )
+        if self.targets.of in known and not world.targets:
+            raise SafaError(
+                f"{self.targets.of} is not tuned again, so there is nothing to take targets from; name them"
+            )
 
     def _check_runs(self, world: World, choices: Sequence[Choice]) -> None:
         """Refuse settings that are wrong or have no effect for any protocol, and two protocols that are the same."""
@@ -304,6 +327,16 @@ def _world(name: str, values: Mapping[str, Any], seeds: Mapping[str, Sequence[in
     tuning, judging = (_seeds(f"{kind} of world {name}", table.take(kind, list, list(seeds[kind]))) for kind in _SEEDS)
     task, targets = table.take("task", str), table.take("targets", list, [])
     return World(name, task, table.values, horizon_s, rates, tuning, judging, targets)
+
+
+def _choices(world: str, values: Mapping[str, Any]) -> dict[str, Choice]:
+    """What an earlier tuning chose in a world, by protocol."""
+    found = {}
+    for name, given in _Table(f"tuned.{world}", values).values.items():
+        table = _Table(f"tuned.{world}.{name}", given)
+        found[name] = Choice(name, table.take("lr", float), table.values.pop("value", None))
+        table.refuse_rest()
+    return found
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> Entry:

@@ -97,8 +97,19 @@ def _lead(results: Results) -> str:
         f"{len(plan.entries)} protocols in {worlds}, tuned on {' or '.join(map(str, tuned))} seeds and "
         f"judged on {' or '.join(map(str, seeds))} others. Worlds, targets, grids, seeds and what counts as a win are "
         f"in the plan with the checksum `{plan.digest[:16]}`; a folder holds results of one plan only. The history of "
-        f"the plan's repository shows whether it was committed before the first run on the judging seeds.{missing}"
+        f"the plan's repository shows whether it was committed before the first run on the judging seeds."
+        f"{_tuned_before(results)}{missing}"
     )
+
+
+def _tuned_before(results: Results) -> str:
+    """A sentence on what was not tuned again, if anything."""
+    known = sorted({name for world in results.worlds for name in results.plan.tuned.get(world, {})})
+    again = [name for name in results.plan.entries if name not in known]
+    if not known:
+        return ""
+    words = f"; only {', '.join(again)} and worlds that it does not name were tuned anew" if again else ""
+    return f" What an earlier tuning chose for {len(known)} of the protocols is in the plan{words}."
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------

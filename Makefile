@@ -23,7 +23,8 @@ run: $(READY) ## the first thing to try: train a model with SAFA on the Boston t
 test: $(READY) ## all tests, with the programs that they need; the protocol package must be covered to the last branch
 	@sh tests/programs.sh
 	$(BIN)/pytest tests/protocol --cov=src/safa/protocol --cov-report=term-missing:skip-covered --cov-fail-under=100
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/protocol -n 3 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore=tests/protocol -m 'not quiet' -n 3 --dist loadgroup --durations=40 --durations-min=5
+	$(BIN)/pytest tests --ignore=tests/protocol -m quiet
 
 check: $(READY) ## linter, format and types
 	$(BIN)/ruff check .

@@ -274,6 +274,7 @@ new MutationObserver((changes, watcher) => { window.seen = performance.now(); wa
 """Notes how long tasks take, and when the first chart is there."""
 
 
+@pytest.mark.quiet
 def test_a_page_of_500_clients_and_100_rounds_answers_at_once(open_page: Open) -> None:
     page = open_page("wide", script=LOOK)
     loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
@@ -287,6 +288,7 @@ def test_a_page_of_500_clients_and_100_rounds_answers_at_once(open_page: Open) -
     assert max(page.evaluate("tasks"), default=0) < 200
 
 
+@pytest.mark.quiet
 def test_a_page_of_a_million_updates_opens(open_page: Open, files: dict[str, Path]) -> None:
     path = files["run"].with_name("million.html")
     files["million"] = path

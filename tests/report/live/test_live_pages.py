@@ -21,7 +21,7 @@ from tests.deploy.real import wait_for as wait_until
 from tests.programs import chromium
 from tests.report.live.serving import serving, written
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 
 SOON_MS = 2000
 Open = Callable[..., AbstractContextManager[Page]]

@@ -707,6 +707,25 @@ def test_without_its_database_or_its_register_flower_begins_anew(file: str, cont
     assert (run / FLOWER / "link.json").exists()
 
 
+def test_a_server_app_that_ends_with_its_superlink_is_not_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(host=LOOPBACK, port=free_port(), keys=None)
+    begin(Path("run"), Settings.of("boston"), Options(), link)
+    server = SuperLink(Processes(), Path("run"), link)
+    server._held = True
+    with subprocess.Popen(["sleep", "600"]) as process:
+        server._process = process
+
+        def killed(_: Path) -> bool:
+            """The SuperLink is killed before the lock of the app is looked at, and the app has let go of it."""
+            process.kill()
+            process.wait()
+            return False
+
+        monkeypatch.setattr("safa.deploy.launcher.superlink.is_held", killed)
+        assert server.is_over()
+    assert server.why("") == "the SuperLink was killed (signal 9)"
+
+
 @pytest.mark.parametrize("command", ["--resume run", "--auto-resume --out run"])
 def test_rounds_without_a_checkpoint_are_not_begun_anew(command: str, capsys: Capture) -> None:
     begin(Path("run"), Settings.of("boston"), Options(), Link(host=LOOPBACK, port=free_port(), keys=None))

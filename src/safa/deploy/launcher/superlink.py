@@ -161,8 +161,9 @@ class SuperLink:
         notice an app that never held the lock, and only now and then while the lock is held, since that takes a second.
         On a full disk all processes would wait forever: the run is stopped instead.
         """
-        self._ended = self._ended or self._link_fault() or self._app_fault()
-        self._ended = self._ended or self._disk_fault() or self._status_fault()
+        if not self._ended:
+            app_fault = self._app_fault()  # looked for first: an app ends with its SuperLink, which is to be named then
+            self._ended = self._link_fault() or app_fault or self._disk_fault() or self._status_fault()
         return bool(self._ended)
 
     def stop(self) -> None:

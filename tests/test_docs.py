@@ -328,6 +328,14 @@ def test_the_plan_of_the_docs_is_run(
     assert script["with_results"](written, results) == written  # type: ignore[operator]
 
 
+def test_the_tables_of_the_gpu_worlds_are_those_of_their_runs() -> None:
+    page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
+    script = {"__name__": "tables", "__file__": str(ROOT / "docs/gpu_worlds.py")}
+    exec((ROOT / "docs/gpu_worlds.py").read_text(encoding="utf-8"), script)
+    assert script["with_tables"](page) == page  # type: ignore[operator]
+    assert page.count("fedsecant, former K") == 2
+
+
 def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

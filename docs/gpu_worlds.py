@@ -1,0 +1,104 @@
+"""Write the tables of the two worlds that need a GPU into docs/arena.md.
+
+`fedsecant` was run on a CPU (docs/arena/gpu-worlds.csv), its rivals in the second arena, on the same seeds
+(docs/arena/second-gpu.csv).
+
+python docs/gpu_worlds.py
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from safa.analysis.statistics import paired_ratio
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- gpu worlds -->\n", "<!-- end of gpu worlds -->\n"
+HORIZON_S = 600.0
+TARGETS = {"gpu-mnist-100": (0.7719, 0.8134), "gpu-mnist-1000": (0.8, 0.85)}
+BASELINES = ("fedbuff", "fedbuff-cap", "fedavg", "safa")
+FORMER = "fedsecant, former K"
+
+Runs = Sequence[dict[str, str]]
+
+
+def runs_of(name: str) -> dict[str, dict[str, Runs]]:
+    """The runs in a file by world and protocol, in the order of their seeds."""
+    found: dict[str, dict[str, list[dict[str, str]]]] = {}
+    with (HERE / "arena" / name).open(encoding="utf-8", newline="") as file:
+        for row in sorted(csv.DictReader(file), key=lambda row: int(row["seed"])):
+            found.setdefault(row["world"], {}).setdefault(row["protocol"], []).append(row)
+    return {world: dict(by) for world, by in found.items()}
+
+
+def times(runs: Runs) -> list[list[float]]:
+    """When the runs reached each target; infinite where they did not."""
+    return [[float(run[f"time_to_target_{n}_s"] or "inf") for run in runs] for n in (1, 2)]
+
+
+def joint(runs: Runs) -> list[float]:
+    """For each run the geometric mean of its times to both targets, with the horizon where one was missed."""
+    return [math.exp(fmean(math.log(min(time, HORIZON_S)) for time in both)) for both in zip(*times(runs), strict=True)]
+
+
+def end(runs: Runs) -> float:
+    """The mean accuracy at the end."""
+    return fmean(float(run["metric_at_end"]) for run in runs)
+
+
+def ratio(runs: Runs, others: Runs) -> str:
+    """How many times as long as others these take, seed by seed, as the tables of the arena show it."""
+    assert [run["seed"] for run in runs] == [run["seed"] for run in others]
+    mine, theirs = ([math.isfinite(time) for of_target in times(some) for time in of_target] for some in (runs, others))
+    if runs is others or not any(mine + theirs):
+        return "1" if runs is others else ""
+    bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ "}.get((all(mine), all(theirs)), "~ ")
+    found = paired_ratio(joint(runs), joint(others))
+    return f"{bound}{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def row(name: str, runs: Runs, world: dict[str, Runs]) -> str:
+    """What a protocol came to."""
+    reached = [
+        f"{math.exp(fmean(map(math.log, of_target))):,.0f}"
+        if all(map(math.isfinite, of_target))
+        else f"{sum(map(math.isfinite, of_target))} of {len(of_target)}"
+        for of_target in times(runs)
+    ]
+    ends, worst = ([float(run[column]) for run in runs] for column in ("metric_at_end", "worst_tenth"))
+    against = [ratio(runs, world[baseline]) for baseline in BASELINES]
+    cells = [name, *reached, *against, f"{fmean(ends):.3f}", f"{min(ends):.3f}", f"{fmean(worst):.3f}"]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def tables() -> str:
+    """A table for each world, the fastest protocol first, of equally fast ones the most accurate."""
+    text, own = "", runs_of("gpu-worlds.csv")
+    for name, rivals in runs_of("second-gpu.csv").items():
+        world = {**rivals, "fedsecant": own[name]["fedsecant"], FORMER: rivals["fedsecant"]}
+        order = sorted(
+            world, key=lambda protocol: (fmean(map(math.log, joint(world[protocol]))), -end(world[protocol]))
+        )
+        best = next(protocol for protocol in order if protocol not in ("fedsecant", FORMER))
+        head = ["protocol", *(f"to {target}, s" for target in TARGETS[name])]
+        head += [f"times {baseline}" for baseline in BASELINES] + ["accuracy at the end", "its lowest", "worst tenth"]
+        text += f"\n`{name}`: `fedsecant` takes {ratio(world['fedsecant'], world[best])} times as long as the best "
+        text += f"rival, {best}.\n\n"
+        text += f"| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}\n"
+        text += "".join(row(protocol, world[protocol], world) for protocol in order)
+    return text + "\n"
+
+
+def with_tables(page: str) -> str:
+    """The page with these tables in place of those that it has."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + tables() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    path = HERE / "arena.md"
+    path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -92,6 +92,9 @@ def in_terminal(command: Sequence[str], *, columns: int, rows: int = 24, **envir
     """A program with a pseudo-terminal as its stdin, stdout and stderr."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    modes: list[Any] = termios.tcgetattr(slave)
+    modes[3] |= termios.NOFLSH  # at Ctrl-C, the kernel would drop what has not been read, and a busy machine reads late
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
     kept = {name: value for name, value in os.environ.items() if name not in _OVERRIDES}
     variables = {**kept, "TERM": "xterm-256color", **environment}
     streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), slave)

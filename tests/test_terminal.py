@@ -129,7 +129,7 @@ print("done")
 def test_ctrl_c_leaves_the_terminal_clean(columns: int, tmp_path: Path) -> None:
     run = ["run", "boston", "--no-train", "--rounds", "10000000", "--out", str(tmp_path / "run")]
     with in_terminal([sys.executable, "-m", "safa", *run], columns=columns) as terminal:
-        # the kernel throws away what it has not passed on when Ctrl-C is pressed: not in the middle of a picture
+        # not in the middle of a picture, into which the kernel would write ^C
         terminal.read_until(lambda text: text.count(" left") > 1 and re.search(r"deprecated \d+\S*\r\n\Z", text))
         terminal.press("\x03")
         assert terminal.read_all() == 130

@@ -151,7 +151,7 @@ class _Tracker:
         self._held[record.sent] = record.sent_version  # the last one counts
         if record.trained >= record.clients:
             self._busy[self._enrolled] = True
-        state = np.where(self._busy, State.TRAINING, State.IDLE).astype(np.int8)
+        state = np.where(self._busy, State.TRAINING.value, State.IDLE.value).astype(np.int8)
         state[record.crashed] = State.CRASHED
         base = np.where(self._busy, self._held, np.int32(-1))
         base[record.crashed] = self._held[record.crashed]
@@ -160,13 +160,13 @@ class _Tracker:
         deprecated[record.deprecated] = True
         there = (record.client >= 0) & (record.client < self.known)
         for taken in (False, True):  # one that was taken comes before one that was refused
-            of_these = there & ((record.verdict != Verdict.REFUSED) == taken)
+            of_these = there & ((record.verdict != Verdict.REFUSED.value) == taken)
             client = record.client[of_these]
             state[client] = _STATES[record.verdict[of_these]]
             base[client] = record.base[of_these]
             lags[client] = np.minimum(lag(record)[of_these], np.iinfo(np.int32).max)
             arrival_s[client] = record.arrival_s[of_these]
-        state[~self._enrolled & (state == State.IDLE)] = State.ABSENT
+        state[~self._enrolled & (state == State.IDLE.value)] = State.ABSENT
         self._busy[record.crashed] = False
         self._busy[record.client[there]] = False
         return _Row(state, deprecated, base, lags, arrival_s)
@@ -224,7 +224,7 @@ class Turnarounds:
 
     def add(self, record: RoundRecord) -> None:
         """Take in the next round."""
-        taken = np.flatnonzero(record.verdict != Verdict.REFUSED)
+        taken = np.flatnonzero(record.verdict != Verdict.REFUSED.value)
         taken = taken[np.argsort(record.client[taken], kind="stable")]
         client, at_s = record.client[taken], record.arrival_s[taken]
         self._last = _longer(self._last, max(record.clients, int(client.max(initial=-1)) + 1))

@@ -28,8 +28,8 @@ class ClientTotals:
 
     def add(self, record: RoundRecord) -> None:
         """Take in the next round."""
-        known = record.refusal != Refusal.UNKNOWN_CLIENT
-        refused, taken = known & (record.verdict == Verdict.REFUSED), record.verdict != Verdict.REFUSED
+        known = record.refusal != Refusal.UNKNOWN_CLIENT.value
+        refused, taken = known & (record.verdict == Verdict.REFUSED.value), record.verdict != Verdict.REFUSED.value
         self.came_in = _plus(self.came_in, record.client[known])
         self.refused = _plus(self.refused, record.client[refused])
         self.crashed = _plus(self.crashed, record.crashed)

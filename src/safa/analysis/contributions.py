@@ -35,7 +35,7 @@ def contributions(records: Iterable[RoundRecord], clients: ArrayLike) -> Contrib
     direct: list[NDArray[np.bool_]] = []
     bypass: list[NDArray[np.bool_]] = []
     for record in records:
-        if np.any(record.into[record.verdict == Verdict.PICKED] != record.version):
+        if np.any(record.into[record.verdict == Verdict.PICKED.value] != record.version):
             raise SafaError("contributions are counted for protocols that make one version a round, such as safa, only")
         picked = _among(asked, record.picked)
         direct.append(picked)

@@ -109,7 +109,7 @@ class Metrics:
         An undrafted update never counts if its client is picked, or has to start over, before that version is made.
         """
         self._grow(record)
-        picked = record.verdict == Verdict.PICKED
+        picked = record.verdict == Verdict.PICKED.value
         self._kept[record.client[picked]] = False
         self._kept[record.deprecated] = False
         if record.version > self._version:
@@ -185,7 +185,7 @@ class Metrics:
 
 def _known(record: RoundRecord) -> tuple[NDArray[np.int64], ...]:
     """The arrays of a record that name clients which exist."""
-    return record.sent, record.client[record.verdict != Verdict.REFUSED], record.joined
+    return record.sent, record.client[record.verdict != Verdict.REFUSED.value], record.joined
 
 
 def measure(records: Iterable[RoundRecord], directions: Mapping[str, str] | None = None) -> dict[str, Any]:

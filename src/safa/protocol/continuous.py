@@ -90,4 +90,4 @@ class Continuous(Protocol):
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
         weights = np.concatenate([np.empty(0), *(weight for weight, _ in self._merges)])
         into = np.concatenate([nobody(), *(into for _, into in self._merges)])
-        return np.full(len(clients), Verdict.PICKED, dtype=np.int8), weights, into
+        return np.full(len(clients), Verdict.PICKED.value, dtype=np.int8), weights, into

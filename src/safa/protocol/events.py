@@ -93,4 +93,4 @@ class Receipt:
     @property
     def accepted(self) -> NDArray[np.bool_]:
         """Which of those were not refused."""
-        return np.asarray(self.refusal == Refusal.NONE)
+        return np.asarray(self.refusal == Refusal.NONE.value)

@@ -55,7 +55,7 @@ class FedAvg(Protocol):
         counted = clients if self.averaging == "participants" else np.flatnonzero(self.active)
         weight = self.sizes[clients] / self.sizes[counted].sum() if len(clients) else np.empty(0)
         return (
-            np.full(len(clients), Verdict.PICKED, dtype=np.int8),
+            np.full(len(clients), Verdict.PICKED.value, dtype=np.int8),
             weight,
             np.full(len(clients), self.version, dtype=np.int64),
         )

@@ -66,7 +66,7 @@ class FedSecant(FedBuff):
     def close_round(self, *, now: float) -> RoundRecord:
         """Close the record; the lags of its updates say how many clients are at work."""
         record = super().close_round(now=now)
-        taken = (record.verdict != Verdict.REFUSED) & (record.base > 0)  # while the first ones come in, lags are short
+        taken = (record.verdict != Verdict.REFUSED.value) & (record.base > 0)  # lags are short at first
         if np.any(taken):
             lag = float(np.median((record.into - 1 - record.base)[taken])) + 0.5
             share = min(1.0, lag * self.buffer_size / max(1, int(np.count_nonzero(self.active))))

@@ -62,11 +62,11 @@ class Local(FedAvg):
 
     def _settle(self, clients: Ids, late: NDArray[np.bool_]) -> Settlement:
         if self.round < self.rounds:
-            kept = np.full(len(clients), Verdict.UNDRAFTED, dtype=np.int8)
+            kept = np.full(len(clients), Verdict.UNDRAFTED.value, dtype=np.int8)
             return kept, np.zeros(len(clients)), np.full(len(clients), -1, dtype=np.int64)
         self.version += 1
         return (
-            np.full(len(clients), Verdict.PICKED, dtype=np.int8),
+            np.full(len(clients), Verdict.PICKED.value, dtype=np.int8),
             self.sizes[clients] / self.sizes[self.active].sum(),
             np.full(len(clients), self.version, dtype=np.int64),
         )

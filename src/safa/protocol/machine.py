@@ -333,12 +333,12 @@ class Protocol(ABC):
     def _receive_run(self, events: Events, late: bool) -> tuple[NDArray[np.int8], tuple[Ids, NDArray[np.float64]]]:
         """`receive` for events of clients that are all different."""
         refusal = self._judge(events, late)
-        good = (refusal == Refusal.NONE) & ~events.lost
+        good = (refusal == Refusal.NONE.value) & ~events.lost
         if not late:
             end = self._end_of_round(events, refusal, good)
             events, refusal, good = events[:end], refusal[:end], good[:end]
         clients, bases = events.client[good], events.base[good]
-        gone = events.client[refusal == Refusal.NONE]
+        gone = events.client[refusal == Refusal.NONE.value]
         self._waiting_for -= int(np.count_nonzero(self._awaited[gone]))
         self._awaited[gone] = False
         self._expected[clients] = False
@@ -396,7 +396,7 @@ class Protocol(ABC):
         known = (events.client >= 0) & (events.client < self.clients)
         client = np.where(known, events.client, 0)
         if not self.clients:
-            return np.full(len(events), Refusal.UNKNOWN_CLIENT, dtype=np.int8)
+            return np.full(len(events), Refusal.UNKNOWN_CLIENT.value, dtype=np.int8)
         own = events.base == self.versions[client]
         too_late = late and not self.has_bypass
         reasons = [
@@ -411,8 +411,8 @@ class Protocol(ABC):
         ]
         return np.select(
             [condition for condition, _ in reasons],
-            [np.int8(reason) for _, reason in reasons],
-            np.int8(Refusal.NOT_EXPECTED),
+            [np.int8(reason.value) for _, reason in reasons],
+            np.int8(Refusal.NOT_EXPECTED.value),
         )
 
     def _end_of_round(self, events: Events, refusal: NDArray[np.int8], good: NDArray[np.bool_]) -> int:
@@ -420,7 +420,7 @@ class Protocol(ABC):
         good_ones = np.flatnonzero(good)
         enough = self._enough(events.client[good_ones])
         end = len(events) if enough is None else int(good_ones[enough - 1]) + 1
-        taken = np.flatnonzero(refusal == Refusal.NONE)
+        taken = np.flatnonzero(refusal == Refusal.NONE.value)
         was_awaited = self._awaited[events.client[taken]].astype(np.int64)
         stays = good[taken].astype(np.int64) if self.answers_arrivals else 0
         left = self._waiting_for + np.cumsum(stays - was_awaited)
@@ -455,8 +455,8 @@ class Protocol(ABC):
         quota = self.quota
         ended_by = self._ended_by()
         events, refusal, late, work = self._arrivals()
-        taken = np.flatnonzero(refusal == Refusal.NONE)
-        verdict = np.full(len(events), Verdict.REFUSED, dtype=np.int8)
+        taken = np.flatnonzero(refusal == Refusal.NONE.value)
+        verdict = np.full(len(events), Verdict.REFUSED.value, dtype=np.int8)
         weight = np.zeros(len(events))
         into = np.full(len(events), -1, dtype=np.int64)
         verdict[taken], weight[taken], into[taken] = self._settle(events.client[taken], late[taken])

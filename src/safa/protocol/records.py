@@ -22,6 +22,10 @@ Ids = NDArray[np.int64]
 """Client numbers, 0 to m-1, in a one-dimensional array."""
 
 
+# Compare arrays with the `value` of a member. With a member, numpy asks its class for attributes, which in Python 3.11
+# runs Python code, and drops every exception that is raised there: Ctrl-C, too.
+
+
 class Verdict(IntEnum):
     """What became of an update that arrived."""
 
@@ -169,7 +173,7 @@ class RoundRecord:
         return self._with(Verdict.REFUSED)
 
     def _with(self, verdict: Verdict) -> Ids:
-        return np.asarray(self.client[self.verdict == verdict], dtype=np.int64)
+        return np.asarray(self.client[self.verdict == verdict.value], dtype=np.int64)
 
     def to_json(self) -> str:
         """One line of JSON; the same record gives the same bytes."""
@@ -298,8 +302,8 @@ def _check_updates(record: RoundRecord) -> None:
         raise ValueError("metrics must be empty where loss is null")
     if len(record.work) and record.work.min() <= 0:
         raise ValueError("work must be above 0")
-    refused = record.verdict == Verdict.REFUSED
-    if not np.array_equal(refused, record.refusal != Refusal.NONE):
+    refused = record.verdict == Verdict.REFUSED.value
+    if not np.array_equal(refused, record.refusal != Refusal.NONE.value):
         raise ValueError("refusal must be above 0 where verdict is 2, and only there")
     if len(record.sent) and record.sent_version.max() > record.version:
         raise ValueError(f"sent_version must be at most the version, {record.version}")
@@ -316,7 +320,7 @@ def _check_updates(record: RoundRecord) -> None:
 
 def _check_clients(record: RoundRecord, known: int) -> None:
     """Whether all clients of a record exist. Only an update that was refused as a stranger's may name any number."""
-    strangers = record.refusal == Refusal.UNKNOWN_CLIENT
+    strangers = record.refusal == Refusal.UNKNOWN_CLIENT.value
     named: Mapping[str, Ids] = {
         "sent": record.sent,
         "client": record.client[~strangers],

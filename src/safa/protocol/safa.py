@@ -93,7 +93,7 @@ class Safa(Protocol):
         self._picked_last[:] = False
         self._picked_last[clients[picked]] = True
         self.version = self.round
-        verdict = np.where(picked, np.int8(Verdict.PICKED), np.int8(Verdict.UNDRAFTED))
+        verdict = np.where(picked, np.int8(Verdict.PICKED.value), np.int8(Verdict.UNDRAFTED.value))
         present = self.sizes if self.active.all() else self.sizes[self.active]
         weight = np.where(picked, self.sizes[clients] / present.sum(), 0.0)
         return verdict, weight, np.where(picked, self.version, -1)

@@ -131,7 +131,7 @@ class _Seen:
             seen.metrics.add(record)
             seen.totals.add(record)
             seen.turnarounds.add(record)
-            taken = record.verdict != Verdict.REFUSED
+            taken = record.verdict != Verdict.REFUSED.value
             lags = np.bincount(lag(record)[taken])
             seen.lags = np.pad(seen.lags, (0, max(0, len(lags) - len(seen.lags))))
             seen.lags[: len(lags)] += lags

@@ -194,7 +194,7 @@ class Learner:
         if self._aggregator.trains_own_models:
             self._train_own(record)
             return
-        picked = _Commits.of(record, record.verdict == Verdict.PICKED)
+        picked = _Commits.of(record, record.verdict == Verdict.PICKED.value)
         new = picked[self._applied :]
         self._applied = len(picked)
         self._make_versions(self._queue + new, record)
@@ -219,7 +219,7 @@ class Learner:
 
     def _keep_undrafted(self, record: RoundRecord) -> None:
         """Undrafted updates wait for the next version, if the aggregator has a use for them."""
-        undrafted = _Commits.of(record, record.verdict == Verdict.UNDRAFTED)
+        undrafted = _Commits.of(record, record.verdict == Verdict.UNDRAFTED.value)
         if self._aggregator.keeps_entries:
             overtaken = _among(self._undrafted.client, undrafted.client)
             self._discard(self._undrafted[overtaken])
@@ -228,7 +228,7 @@ class Learner:
             self._discard(undrafted)
         if record.rule is Rule.CACHE:
             # A client that committed counts as up to date (Eq. 3); if it leaves now, it comes back with this version.
-            self._held[record.client[record.verdict != Verdict.REFUSED]] = record.version
+            self._held[record.client[record.verdict != Verdict.REFUSED.value]] = record.version
 
     def _forget(self) -> None:
         """Drop the versions that nobody needs any more."""
@@ -282,7 +282,7 @@ class Learner:
 
     def _train_own(self, record: RoundRecord) -> None:
         """Every client trains from its own entry; these are summed when the record makes a version."""
-        taken = _Commits.of(record, record.verdict != Verdict.REFUSED)
+        taken = _Commits.of(record, record.verdict != Verdict.REFUSED.value)
         updates = self._parts(taken, lambda part: self._aggregator.entries(part.client))
         if record.version > self.versions.latest:
             weight = float(taken.weight.sum())

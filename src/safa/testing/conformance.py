@@ -134,7 +134,7 @@ def check_work(make: Make, *, seed: int, rounds: int = 6) -> None:
         _give_up(protocol)
         record = protocol.close_round(now=_closing_time(protocol))
         assert np.all((record.work > 0) & (record.work <= 1)), "a share of the work is not above 0 and at most 1"
-        told = record.work[record.verdict != Verdict.REFUSED].tolist()
+        told = record.work[record.verdict != Verdict.REFUSED.value].tolist()
         assert told == updates, f"the record says that clients were asked for {told} of their work, not for {updates}"
 
 
@@ -241,10 +241,10 @@ def _pieces(events: Events, rng: np.random.Generator) -> Iterator[Events]:
 
 
 def _check_record(protocol: Protocol, record: RoundRecord, version_before: int) -> None:
-    taken = record.verdict != Verdict.REFUSED
+    taken = record.verdict != Verdict.REFUSED.value
     _check_sets(protocol, record, record.client[taken])
-    picked = record.verdict == Verdict.PICKED
-    assert np.all((record.refusal != Refusal.NONE) == ~taken), "verdict and refusal contradict each other"
+    picked = record.verdict == Verdict.PICKED.value
+    assert np.all((record.refusal != Refusal.NONE.value) == ~taken), "verdict and refusal contradict each other"
     assert np.all(record.base[taken] <= record.version), "an update from a version that does not exist was taken"
     assert np.all(np.diff(record.arrival_s) >= 0), "updates are not in order of arrival"
     assert np.all(np.isfinite(record.weight) & (record.weight >= 0)), "a weight is negative or no number"

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 
 from safa.analysis.statistics import paired_ratio
+from safa.experiments.arena_plan import Plan
 
 HERE = Path(__file__).parent
+WORLDS = Plan.read(HERE / "arena" / "gpu-worlds.toml").worlds
 BEGIN, END = "<!-- gpu worlds -->\n", "<!-- end of gpu worlds -->\n"
-HORIZON_S = 600.0
-TARGETS = {"gpu-mnist-100": (0.7719, 0.8134), "gpu-mnist-1000": (0.8, 0.85)}
 BASELINES = ("fedbuff", "fedbuff-cap", "fedavg", "safa")
 FORMER = "fedsecant, former K"
 
@@ -42,7 +42,8 @@ def times(runs: Runs) -> list[list[float]]:
 
 def joint(runs: Runs) -> list[float]:
     """For each run the geometric mean of its times to both targets, with the horizon where one was missed."""
-    return [math.exp(fmean(math.log(min(time, HORIZON_S)) for time in both)) for both in zip(*times(runs), strict=True)]
+    end_s = WORLDS[runs[0]["world"]].horizon_s
+    return [math.exp(fmean(math.log(min(time, end_s)) for time in both)) for both in zip(*times(runs), strict=True)]
 
 
 def end(runs: Runs) -> float:
@@ -84,7 +85,7 @@ def tables() -> str:
             world, key=lambda protocol: (fmean(map(math.log, joint(world[protocol]))), -end(world[protocol]))
         )
         best = next(protocol for protocol in order if protocol not in ("fedsecant", FORMER))
-        head = ["protocol", *(f"to {target}, s" for target in TARGETS[name])]
+        head = ["protocol", *(f"to {target}, s" for target in WORLDS[name].targets)]
         head += [f"times {baseline}" for baseline in BASELINES] + ["accuracy at the end", "its lowest", "worst tenth"]
         text += f"\n`{name}`: `fedsecant` takes {ratio(world['fedsecant'], world[best])} times as long as the best "
         text += f"rival, {best}.\n\n"

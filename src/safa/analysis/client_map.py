@@ -152,7 +152,7 @@ class _Tracker:
         if record.trained >= record.clients:
             self._busy[self._enrolled] = True
         state = np.where(self._busy, State.TRAINING.value, State.IDLE.value).astype(np.int8)
-        state[record.crashed] = State.CRASHED
+        state[record.crashed] = State.CRASHED.value
         base = np.where(self._busy, self._held, np.int32(-1))
         base[record.crashed] = self._held[record.crashed]
         lags, arrival_s = np.full(self.known, -1, dtype=np.int32), np.full(self.known, np.nan)
@@ -166,7 +166,7 @@ class _Tracker:
             base[client] = record.base[of_these]
             lags[client] = np.minimum(lag(record)[of_these], np.iinfo(np.int32).max)
             arrival_s[client] = record.arrival_s[of_these]
-        state[~self._enrolled & (state == State.IDLE.value)] = State.ABSENT
+        state[~self._enrolled & (state == State.IDLE.value)] = State.ABSENT.value
         self._busy[record.crashed] = False
         self._busy[record.client[there]] = False
         return _Row(state, deprecated, base, lags, arrival_s)

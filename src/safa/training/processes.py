@@ -21,8 +21,9 @@ from torch import Tensor
 from safa.errors import SafaError
 from safa.tasks.problem import Problem
 from safa.training.batches import Ids, Shards
+from safa.training.channels_last import takes_channels_last
 from safa.training.forked import Forked, GoneError
-from safa.training.threaded import RowTrainer, takes_channels_last
+from safa.training.threaded import RowTrainer
 from safa.training.threads import torch_threads
 from safa.training.trainer import LocalTrainer, Work
 

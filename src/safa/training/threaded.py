@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from threading import Event
@@ -10,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from safa.tasks.problem import Problem
 from safa.training.batches import Shards
+from safa.training.channels_last import filters, shaped, takes_channels_last
 from safa.training.optimiser import RowOptimiser
 from safa.training.serial import SerialTrainer
 from safa.training.threads import side_by_side
 from safa.training.trainer import LocalTrainer, Work
 
-__all__ = ["RowTrainer", "ThreadsTrainer", "takes_channels_last"]
+__all__ = ["RowTrainer", "ThreadsTrainer"]
 
 
 class ThreadsTrainer(LocalTrainer):
@@ -68,7 +68,7 @@ class RowTrainer(SerialTrainer):
         self.is_halted = is_halted
         """Asked before every step; once it is so, training ends in the middle."""
         self._parameters: list[Tensor] = list(self._module.parameters())
-        self._innermost = set(map(id, _filters(self._module))) if channels_last else set()
+        self._innermost = set(map(id, filters(self._module))) if channels_last else set()
         self._is_usual = {(p.dtype, p.requires_grad) for p in self._parameters} == {(self.layout.dtype, True)}
         if self._is_usual:
             self._row, self._gradient = (self._parameters[0].new_empty(1, self.layout.trained) for _ in range(2))
@@ -79,7 +79,7 @@ class RowTrainer(SerialTrainer):
     def _places(self, row: Tensor) -> list[Tensor]:
         """Where the parameters lie in a tensor [1, trained numbers]."""
         parts = row[0].split([p.numel() for p in self._parameters])
-        return [_shaped(part, p, id(p) in self._innermost) for part, p in zip(parts, self._parameters, strict=True)]
+        return [shaped(part, p, id(p) in self._innermost) for part, p in zip(parts, self._parameters, strict=True)]
 
     def train_one(self, row: Tensor, work: Work) -> Tensor:
         """The update of one client; where a parameter has no gradient, by its base class from the start."""
@@ -114,29 +114,3 @@ class RowTrainer(SerialTrainer):
         for place, part in zip(self._places(found), parts, strict=True):
             place.copy_(part.view(place.shape))
         return found
-
-
-def _shaped(part: Tensor, like: Tensor, channels_last: bool) -> Tensor:
-    """A part of a row in the shape of a parameter, whose channels (its second dimension) may lie innermost."""
-    if not channels_last:
-        return part.view(like.shape)
-    outer, inner, *window = like.shape
-    return part.view(outer, *window, inner).movedim(-1, 1)
-
-
-def _filters(module: nn.Module) -> list[Tensor]:
-    """The filters of its convolutions."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return [part.weight for part in module.modules() if isinstance(part, kinds)]
-
-
-def takes_channels_last(problem: Problem) -> bool:
-    """Whether a model has convolutions, and no `view` that needs their results in the usual order in memory."""
-    module = problem.start_model(0)
-    for weight in _filters(module):
-        weight.data = _shaped(weight.detach().movedim(1, -1).flatten(), weight, channels_last=True)
-    inputs, targets = (part[:2] for part in problem.train)
-    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
-        problem.loss(module(inputs), targets).backward()
-        return bool(_filters(module))
-    return False

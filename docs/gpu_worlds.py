@@ -1,7 +1,4 @@
-"""Write the tables of the two worlds that need a GPU into docs/arena.md.
-
-`fedsecant` was run on a CPU (docs/arena/gpu-worlds.csv), its rivals in the second arena, on the same seeds
-(docs/arena/second-gpu.csv).
+"""Write the tables of the two worlds with the paper's CNN into docs/arena.md, from docs/arena/cnn-worlds*.csv.
 
 python docs/gpu_worlds.py
 """
@@ -18,21 +15,21 @@ from safa.analysis.statistics import paired_ratio
 from safa.experiments.arena_plan import Plan
 
 HERE = Path(__file__).parent
-WORLDS = Plan.read(HERE / "arena" / "gpu-worlds.toml").worlds
+PLAN = Plan.read(HERE / "arena" / "cnn-worlds.toml")
 BEGIN, END = "<!-- gpu worlds -->\n", "<!-- end of gpu worlds -->\n"
-BASELINES = ("fedbuff", "fedbuff-cap", "fedavg", "safa")
-FORMER = "fedsecant, former K"
 
 Runs = Sequence[dict[str, str]]
 
 
-def runs_of(name: str) -> dict[str, dict[str, Runs]]:
-    """The runs in a file by world and protocol, in the order of their seeds."""
-    found: dict[str, dict[str, list[dict[str, str]]]] = {}
-    with (HERE / "arena" / name).open(encoding="utf-8", newline="") as file:
-        for row in sorted(csv.DictReader(file), key=lambda row: int(row["seed"])):
-            found.setdefault(row["world"], {}).setdefault(row["protocol"], []).append(row)
-    return {world: dict(by) for world, by in found.items()}
+def runs_of(world: str) -> dict[str, Runs]:
+    """The runs in a world by protocol, in the order of their seeds."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for path in sorted((HERE / "arena").glob("cnn-worlds*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in sorted(csv.DictReader(file), key=lambda row: int(row["seed"])):
+                if row["world"] == world:
+                    found.setdefault(row["protocol"], []).append(row)
+    return dict(found)
 
 
 def times(runs: Runs) -> list[list[float]]:
@@ -42,7 +39,7 @@ def times(runs: Runs) -> list[list[float]]:
 
 def joint(runs: Runs) -> list[float]:
     """For each run the geometric mean of its times to both targets, with the horizon where one was missed."""
-    end_s = WORLDS[runs[0]["world"]].horizon_s
+    end_s = PLAN.worlds[runs[0]["world"]].horizon_s
     return [math.exp(fmean(math.log(min(time, end_s)) for time in both)) for both in zip(*times(runs), strict=True)]
 
 
@@ -70,23 +67,26 @@ def row(name: str, runs: Runs, world: dict[str, Runs]) -> str:
         else f"{sum(map(math.isfinite, of_target))} of {len(of_target)}"
         for of_target in times(runs)
     ]
-    ends, worst = ([float(run[column]) for run in runs] for column in ("metric_at_end", "worst_tenth"))
-    against = [ratio(runs, world[baseline]) for baseline in BASELINES]
-    cells = [name, *reached, *against, f"{fmean(ends):.3f}", f"{min(ends):.3f}", f"{fmean(worst):.3f}"]
+    ends = [float(run["metric_at_end"]) for run in runs]
+    rest = [fmean(float(run[column]) for run in runs) for column in ("futility", "starved", "worst_tenth", "bytes")]
+    rest[-1] /= 1e9
+    against = [ratio(runs, world[baseline]) for baseline in PLAN.baselines]
+    cells = [name, *reached, *against, *(f"{value:.3f}" for value in (fmean(ends), min(ends), *rest))]
     return f"| {' | '.join(cells)} |\n"
 
 
 def tables() -> str:
     """A table for each world, the fastest protocol first, of equally fast ones the most accurate."""
-    text, own = "", runs_of("gpu-worlds.csv")
-    for name, rivals in runs_of("second-gpu.csv").items():
-        world = {**rivals, "fedsecant": own[name]["fedsecant"], FORMER: rivals["fedsecant"]}
+    text = ""
+    for name, settings in PLAN.worlds.items():
+        world = runs_of(name)
         order = sorted(
             world, key=lambda protocol: (fmean(map(math.log, joint(world[protocol]))), -end(world[protocol]))
         )
-        best = next(protocol for protocol in order if protocol not in ("fedsecant", FORMER))
-        head = ["protocol", *(f"to {target}, s" for target in WORLDS[name].targets)]
-        head += [f"times {baseline}" for baseline in BASELINES] + ["accuracy at the end", "its lowest", "worst tenth"]
+        best = next(protocol for protocol in order if protocol != "fedsecant")
+        head = ["protocol", *(f"to {target}, s" for target in settings.targets)]
+        head += [f"times {baseline}" for baseline in PLAN.baselines]
+        head += ["accuracy at the end", "its lowest", "futility", "starved", "worst tenth", "GB"]
         text += f"\n`{name}`: `fedsecant` takes {ratio(world['fedsecant'], world[best])} times as long as the best "
         text += f"rival, {best}.\n\n"
         text += f"| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}\n"

@@ -336,7 +336,7 @@ def test_the_tables_of_the_worlds_with_a_cnn_show_every_protocol_as_it_ran() -> 
     assert script["with_tables"](page) == page  # type: ignore[operator]
     shown = page[page.index("<!-- gpu worlds -->") : page.index("<!-- end of gpu worlds -->")]
     plan = Plan.read(ROOT / "src/safa/experiments/arena.toml")
-    assert all(shown.count(f"\n| {protocol} |") == 2 for protocol in plan.entries if protocol != "fedasync")
+    assert all(shown.count(f"\n| {protocol} |") == 2 for protocol in plan.entries)
 
 
 def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from safa.analysis.statistics import paired_ratio
 from safa.experiments.arena_plan import Plan
+from safa.experiments.arena_results import Times, joint_times, ratio_of_times
 
 HERE = Path(__file__).parent
 PLAN = Plan.read(HERE / "arena" / "cnn-worlds.toml")
+TIMES = ("time_to_target_1_s", "time_to_target_2_s")
 BEGIN, END = "<!-- gpu worlds -->\n", "<!-- end of gpu worlds -->\n"
 
 Runs = Sequence[dict[str, str]]
@@ -32,15 +33,19 @@ def runs_of(world: str) -> dict[str, Runs]:
     return dict(found)
 
 
-def times(runs: Runs) -> list[list[float]]:
-    """When the runs reached each target; infinite where they did not."""
-    return [[float(run[f"time_to_target_{n}_s"] or "inf") for run in runs] for n in (1, 2)]
+def times(runs: Runs) -> Times:
+    """When the runs reached each target."""
+    return [[float(run[column]) if run[column] else None for run in runs] for column in TIMES]
 
 
-def joint(runs: Runs) -> list[float]:
-    """For each run the geometric mean of its times to both targets, with the horizon where one was missed."""
-    end_s = PLAN.worlds[runs[0]["world"]].horizon_s
-    return [math.exp(fmean(math.log(min(time, end_s)) for time in both)) for both in zip(*times(runs), strict=True)]
+def horizon(runs: Runs) -> float:
+    """How long the runs lasted."""
+    return PLAN.worlds[runs[0]["world"]].horizon_s
+
+
+def mean_log_time(runs: Runs) -> float:
+    """The mean logarithm of the times to the targets, with the horizon where one was missed."""
+    return fmean(map(math.log, joint_times(times(runs), horizon(runs))))
 
 
 def end(runs: Runs) -> float:
@@ -49,29 +54,26 @@ def end(runs: Runs) -> float:
 
 
 def ratio(runs: Runs, others: Runs) -> str:
-    """How many times as long as others these take, seed by seed, as the tables of the arena show it."""
+    """How many times as long as others these take; nothing if neither reached any target."""
     assert [run["seed"] for run in runs] == [run["seed"] for run in others]
-    mine, theirs = ([math.isfinite(time) for of_target in times(some) for time in of_target] for some in (runs, others))
-    if runs is others or not any(mine + theirs):
-        return "1" if runs is others else ""
-    bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ "}.get((all(mine), all(theirs)), "~ ")
-    found = paired_ratio(joint(runs), joint(others))
-    return f"{bound}{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return "1" if runs is others else str(ratio_of_times(times(runs), times(others), horizon(runs)) or "")
+
+
+def reached(of_target: Sequence[float | None]) -> str:
+    """The geometric mean of the times to a target, or how many runs reached it."""
+    known = [time for time in of_target if time is not None]
+    if len(known) < len(of_target):
+        return f"{len(known)} of {len(of_target)}"
+    return f"{math.exp(fmean(map(math.log, known))):,.0f}"
 
 
 def row(name: str, runs: Runs, world: dict[str, Runs]) -> str:
     """What a protocol came to."""
-    reached = [
-        f"{math.exp(fmean(map(math.log, of_target))):,.0f}"
-        if all(map(math.isfinite, of_target))
-        else f"{sum(map(math.isfinite, of_target))} of {len(of_target)}"
-        for of_target in times(runs)
-    ]
     ends = [float(run["metric_at_end"]) for run in runs]
     rest = [fmean(float(run[column]) for run in runs) for column in ("futility", "starved", "worst_tenth", "bytes")]
     rest[-1] /= 1e9
     against = [ratio(runs, world[baseline]) for baseline in PLAN.baselines]
-    cells = [name, *reached, *against, *(f"{value:.3f}" for value in (fmean(ends), min(ends), *rest))]
+    cells = [name, *map(reached, times(runs)), *against, *(f"{value:.3f}" for value in (fmean(ends), min(ends), *rest))]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -80,9 +82,7 @@ def tables() -> str:
     text = ""
     for name, settings in PLAN.worlds.items():
         world = runs_of(name)
-        order = sorted(
-            world, key=lambda protocol: (fmean(map(math.log, joint(world[protocol]))), -end(world[protocol]))
-        )
+        order = sorted(world, key=lambda protocol: (mean_log_time(world[protocol]), -end(world[protocol])))
         best = next(protocol for protocol in order if protocol != "fedsecant")
         head = ["protocol", *(f"to {target}, s" for target in settings.targets)]
         head += [f"times {baseline}" for baseline in PLAN.baselines]

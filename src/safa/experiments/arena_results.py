@@ -13,10 +13,13 @@ from safa.experiments.arena import Arena, Judged, Row, Run
 from safa.experiments.arena_plan import Plan, Win
 from safa.runs.table import csv_line
 
-__all__ = ["Ratio", "Results", "Standing", "Verdict", "as_csv"]
+__all__ = ["Ratio", "Results", "Standing", "Times", "Verdict", "as_csv", "joint_times", "ratio_of_times"]
 
 _SHARES = ("futility", "starved")
 _POINTS = 60  # of a mean curve
+
+Times = Sequence[Sequence[float | None]]
+"""For each target when each run reached it, in the order of the seeds; None where it did not."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,31 @@ class Ratio:
         if high is not None and high < 1 and self.bound in ("", "<="):
             return "faster"
         return "slower" if low is not None and low > 1 and self.bound in ("", ">=") else ""
+
+    def __str__(self) -> str:
+        sign = {"<=": "≤ ", ">=": "≥ ", "~": "~ "}.get(self.bound, "")
+        low, high = self.interval.low, self.interval.high
+        spread = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+        return f"{sign}{self.interval.mean:.2f}{spread}"
+
+
+def ratio_of_times(mine: Times, theirs: Times, end_s: float) -> Ratio | None:
+    """How many times as long as another protocol one takes, seed by seed, by the geometric mean over the targets.
+
+    None where neither reached any of the targets.
+    """
+    my_all, their_all = ([time for of_target in times for time in of_target] for times in (mine, theirs))
+    if not any(my_all) and not any(their_all):
+        return None
+    bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "~"}[
+        all(my_all), all(their_all)
+    ]
+    return Ratio(paired_ratio(joint_times(mine, end_s), joint_times(theirs, end_s)), bound)
+
+
+def joint_times(times: Times, end_s: float) -> list[float]:
+    """For every seed the geometric mean of the times to the targets; the horizon for those that were missed."""
+    return [math.exp(fmean(math.log(time or end_s) for time in of_seed)) for of_seed in zip(*times, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -61,30 +89,17 @@ class Standing:
         return math.exp(fmean(math.log(time) for time in times if time)) if all(times) else None
 
     def ratio(self, other: Standing, targets: Sequence[float] | None = None) -> Ratio | None:
-        """How many times as long as another protocol it takes, seed by seed, by the geometric mean over the targets.
-
-        None where neither reached any of the targets.
-        """
+        """How many times as long as another protocol it takes; None where neither reached any of the targets."""
         wanted = self.judged.tuned.targets if targets is None else targets
-        pairs = [(self.times(target), other.times(target)) for target in wanted]
-        mine, theirs = ([time for pair in pairs for time in pair[place]] for place in (0, 1))
-        if not any(mine) and not any(theirs):
-            return None
-        bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "~"}[
-            all(mine), all(theirs)
-        ]
-        return Ratio(paired_ratio(self._joint(wanted), other._joint(wanted)), bound)
-
-    def _joint(self, targets: Sequence[float]) -> list[float]:
-        """For every seed the geometric mean of the times to the targets; the horizon for those that were missed."""
-        end = self.judged.tuned.world.horizon_s
-        times = [[time or end for time in self.times(target)] for target in targets]
-        return [math.exp(fmean(map(math.log, of_seed))) for of_seed in zip(*times, strict=True)]
+        mine, theirs = ([standing.times(target) for target in wanted] for standing in (self, other))
+        return ratio_of_times(mine, theirs, self.judged.tuned.world.horizon_s)
 
     @property
     def seconds_or_end(self) -> float:
         """The geometric mean over all targets and seeds, with the horizon where a target was missed."""
-        return math.exp(fmean(map(math.log, self._joint(self.judged.tuned.targets))))
+        tuned = self.judged.tuned
+        times = joint_times([self.times(target) for target in tuned.targets], tuned.world.horizon_s)
+        return math.exp(fmean(map(math.log, times)))
 
     @property
     def metric(self) -> Interval | None:

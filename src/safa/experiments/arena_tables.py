@@ -252,12 +252,7 @@ def _chosen(results: Results, name: str, world: str) -> Cell:
 
 
 def _ratio(ratio: Ratio | None) -> Cell:
-    if ratio is None:
-        return _NONE
-    sign = {"<=": "≤ ", ">=": "≥ ", "~": "~ "}.get(ratio.bound, "")
-    low, high = ratio.interval.low, ratio.interval.high
-    spread = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"{sign}{ratio.interval.mean:.2f}{spread}", ratio.interval.mean
+    return _NONE if ratio is None else (str(ratio), ratio.interval.mean)
 
 
 def _seconds(standing: Standing, target: float) -> Cell:

@@ -58,9 +58,15 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_run_prints_what_was_run_and_what_came_out(capsys: Capture) -> None:
     assert main(["run", "boston", "--no-train"]) == 0
     out = capsys.readouterr().out
-    assert "safa on boston: 5 clients, 100 rounds, C = 0.3" in out
+    assert "safa on boston: 5 clients, 100 rounds, C = 0.3, tau = 5, crash rate 0.3, causal clock, seed 0." in out
     assert "round_length_s" in out
     assert "Nothing was written" in out
+
+
+@pytest.mark.parametrize(("protocol", "shown"), [("fedavg", "C = 0.3, crash rate"), ("fedsecant", "crash rate")])
+def test_run_shows_no_setting_that_the_protocol_does_not_have(protocol: str, shown: str, capsys: Capture) -> None:
+    assert main(["run", "boston", "--no-train", "--protocol", protocol]) == 0
+    assert f"{protocol} on boston: 5 clients, 100 rounds, {shown} 0.3, causal clock, seed 0." in capsys.readouterr().out
 
 
 def test_a_run_that_trains_is_kept(capsys: Capture) -> None:

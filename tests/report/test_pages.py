@@ -64,6 +64,8 @@ def test_a_run_says_what_it_is() -> None:
     page = run_page(simulated(rounds=6))
     said = text_of(page)
     assert "SAFA on digits 20 clients, 6 rounds, C = 0.3, crash rate 0.3, tau = 5, causal clock, seed 0. " in said
+    said_of_secant = text_of(run_page(simulated(rounds=6, protocol="fedsecant")))
+    assert "FedSecant on digits 20 clients, 6 rounds, crash rate 0.3, causal clock, seed 0. " in said_of_secant
     assert "A round takes 420 s at most. For one update a client makes 2 passes over its data, about 90 samples" in said
     assert "Finished after 6 rounds. No model was trained" in said
     assert "Length of a round round_length_s" in said

@@ -49,13 +49,13 @@ def print_summary(settings: Settings, values: dict[str, Any], writer: RunWriter 
     from safa.cli.console import Terminal
 
     console = Terminal()
-    console.print(
-        f"[bold]{settings.protocol}[/bold] on {settings.task}: {settings.clients:,} clients, "
-        f"{'at most ' * bool(settings.until)}{settings.rounds} rounds, C = {settings.fraction:g}, "
-        f"crash rate {settings.crash_rate:g}, tau = {settings.lag_tolerance}, {settings.clock} clock, "
-        f"seed {settings.seed}.",
-        soft_wrap=True,
-    )
+    of_protocol = {"C": "fraction", "tau": "lag_tolerance"}
+    shown = [
+        f"{settings.clients:,} clients, {'at most ' * bool(settings.until)}{settings.rounds} rounds",
+        *(f"{sign} = {getattr(settings, name):g}" for sign, name in of_protocol.items() if not settings.unmet(name)),
+        f"crash rate {settings.crash_rate:g}, {settings.clock} clock, seed {settings.seed}",
+    ]
+    console.print(f"[bold]{settings.protocol}[/bold] on {settings.task}: {', '.join(shown)}.", soft_wrap=True)
     console.print(_metrics_table(values, settings.metrics))
     console.print(_times(values, settings), soft_wrap=True)
     console.print(

@@ -31,7 +31,7 @@ _MOST_VERSIONS = 10  # while the median client is at work
 
 
 class FedSecant(FedBuff):
-    """A buffer of sqrt(n) changes, where n is the concurrency, corrected by what each client sent last."""
+    """FedBuff that chooses K by the concurrency and corrects changes by what each client sent last; nothing to set."""
 
     name = "fedsecant"
     work_cap = 3.0

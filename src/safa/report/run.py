@@ -70,9 +70,10 @@ def run_heading(run: Run) -> tuple[str, str]:
     """The title of a run's page, and what was run, in one line."""
     settings, roster = run.settings, run.roster()
     clients = f"{settings.clients:,} clients" if roster is None else f"{len(roster):,} devices"
-    values = [clients, f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds", f"C = {settings.fraction:g}"]
+    values = [clients, f"{'at most ' * bool(settings.until)}{settings.rounds:,} rounds"]
+    values += [] if settings.unmet("fraction") else [f"C = {settings.fraction:g}"]
     values += [f"crash rate {settings.crash_rate:g}"] if roster is None else []
-    values += [f"tau = {settings.lag_tolerance}"] if settings.protocol == "safa" else []
+    values += [] if settings.unmet("lag_tolerance") else [f"tau = {settings.lag_tolerance}"]
     values += [f"{settings.clock} clock"] if roster is None else []
     words = ", ".join([*values, f"seed {settings.seed}"])
     title = f"{protocol_name(settings.protocol)} on {settings.task}"

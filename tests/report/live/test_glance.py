@@ -74,6 +74,15 @@ def test_a_run_is_running_then_stopped_and_in_the_end_finished(tmp_path: Path) -
     assert watcher.look().state is State.FINISHED
 
 
+@pytest.mark.parametrize(
+    ("protocol", "words"), [("safa", "SAFA on digits, C = 0.3"), ("fedsecant", "FedSecant on digits")]
+)
+def test_c_is_named_where_the_protocol_has_one(tmp_path: Path, protocol: str, words: str) -> None:
+    with written(tmp_path / "run", done=1, protocol=protocol):
+        found = watcher_of(tmp_path / "run", Kind.RUN).look()
+    assert found.words == f"{words}, 20 clients, seed 0"
+
+
 def test_a_run_that_begins_anew_is_counted_anew(tmp_path: Path) -> None:
     watcher = watcher_of(tmp_path / "run", Kind.RUN)
     with written(tmp_path / "run", done=6):

@@ -286,7 +286,8 @@ _WATCHERS: dict[Kind, type[Watcher]] = {
 
 
 def _words(settings: Settings) -> str:
-    what = f"{protocol_name(settings.protocol)} on {settings.task}, C = {settings.fraction:g}"
+    fraction = "" if settings.unmet("fraction") else f", C = {settings.fraction:g}"
+    what = f"{protocol_name(settings.protocol)} on {settings.task}{fraction}"
     return f"{what}, {settings.clients:,} clients, seed {settings.seed}"
 
 

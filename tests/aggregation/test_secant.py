@@ -26,15 +26,22 @@ Row = NDArray[np.float64]
 class Literal:
     """The rule in the docstring of the module, step by step."""
 
-    def __init__(self, gamma: float | None = None, theta: float | None = None, one_gamma: bool = False) -> None:
+    def __init__(
+        self,
+        gamma: float | None = None,
+        theta: float | None = None,
+        one_gamma: bool = False,
+        longest: float = 2.0,
+    ) -> None:
         self.fixed = gamma, theta, one_gamma
+        self.longest, self.usual = longest, 0.0
         self.gamma: Row | float = 0.5 if gamma is None else gamma
         self.theta = theta or 0.0
         self.entry: dict[int, tuple[Row, Row, int]] = {}  # delta, base and its version
         self.slope, self.fit = np.zeros((2, 1)), np.zeros(2)
 
     def __call__(self, steps: Sequence[TakenStep]) -> Row:
-        fresh = Literal(*self.fixed)
+        fresh = Literal(*self.fixed, self.longest)
         return [fresh.step(step) for step in steps][-1]
 
     def step(self, step: TakenStep) -> Row:
@@ -42,25 +49,35 @@ class Literal:
         there = [k for k in step.present if k in self.entry]
         mean = np.mean([self.old(k, step.before) for k in there], 0) if there else 0.0
         model, pairs, slope = step.before.copy(), 0, np.zeros((2, len(step.before)))
-        us, es = [], []
+        us, es, lengths, new = [], [], [], {}
         for k, version, a, picked, x, b in zip(
             step.client.tolist(), step.base.tolist(), step.weight, step.picked, step.rows, step.start, strict=True
         ):
-            u = x - b - self.gamma * (step.before - b)
+            lengths.append(float(np.linalg.norm(x - b)))
+            delta = self.shortened(k, x - b)
+            new[k] = delta, b, version
+            u = delta - self.gamma * (step.before - b)
             model += a * u
             if picked and k in self.entry:
                 e, (h, other, made) = self.old(k, step.before), self.entry[k]
                 model += self.theta * a * (mean - e)
-                slope += np.array([-(x - b - h) * (b - other), (b - other) ** 2])
+                slope += np.array([-(delta - h) * (b - other), (b - other) ** 2])
                 pairs += version != made
                 us.append(u)
                 es.append(e)
-        self.entry |= {
-            k: (x - b, b, version)
-            for k, version, x, b in zip(step.client.tolist(), step.base.tolist(), step.rows, step.start, strict=True)
-        }
+        self.entry |= new
+        if lengths:
+            before = self.usual or np.median(lengths)
+            self.usual = 0.9 * before + 0.1 * min(np.median(lengths), self.longest * before)
         self.estimate(slope, pairs, us, es, len(step.present))
         return model
+
+    def shortened(self, client: int, delta: Row) -> Row:
+        """A delta, at most so many times as long as usual, or as that of its client before."""
+        if not self.usual:
+            return delta
+        own = np.linalg.norm(self.entry[client][0]) if client in self.entry else 0.0
+        return delta * min(1.0, self.longest * max(own, self.usual) / max(np.linalg.norm(delta), 1e-300))
 
     def old(self, client: int, model: Row) -> Row:
         delta, base, _ = self.entry[client]
@@ -82,6 +99,7 @@ class Literal:
 def test_secant_keeps_the_contract_and_its_rule() -> None:
     made = (partial(Secant, gamma=number) for number in (-0.1, 1.1, float("nan")))
     wrong = [*made, *(partial(Secant, theta=number) for number in (-0.1, 1.1, float("nan")))]
+    wrong += [partial(Secant, longest=number) for number in (0.9, -1.0, float("nan"))]
     check_aggregator(Secant, naive=Literal(), refused=wrong, scripts=4)
 
 
@@ -148,6 +166,52 @@ def test_the_two_ends_are_the_caches_of_updates_and_of_models(gamma: float) -> N
     models = start + deltas
     entries = models - first if gamma else deltas
     assert torch.allclose(world.step([1], [0], 0.5), first + 0.5 * entries.mean(0))
+
+
+def away(lengths: Sequence[float]) -> Train:
+    """Every client goes so far, each in a direction of its own, wherever it starts."""
+    return lambda client, start: lengths[client] * torch.eye(len(start)).double()[client]
+
+
+def test_an_update_that_is_unusually_long_is_shortened() -> None:
+    lengths = [1.0, 1.0, 1.0, 1.0]
+    world = World(Secant(gamma=0.0, theta=0.0), away(lengths), clients=4, length=4, trained=4)
+    for number in range(3):
+        world.step([0, 1, 2, 3], [number] * 4, 0.25)
+    lengths[3] = 100.0
+    before = world.versions.model
+    after = world.step([0, 1, 2, 3], [3] * 4, 0.25)
+    assert (after - before).tolist() == pytest.approx([0.25, 0.25, 0.25, 0.5])
+    assert world.secant.entries(ids([3]))[0].tolist() == pytest.approx([0.0, 0.0, 0.0, 2.0])
+    after, before = world.step([3], [4], 0.25), after
+    assert float((after - before)[3]) == pytest.approx(1.0), "twice as long as its own before"
+
+
+def test_a_client_whose_updates_are_always_long_is_heard() -> None:
+    lengths = [10.0, 1.0, 1.0, 1.0]
+    world = World(Secant(gamma=0.0, theta=0.0), away(lengths), clients=4, length=4, trained=4)
+    for number in range(6):
+        world.step([0, 1, 2, 3], [number] * 4, 0.25)
+    assert world.secant.entries(ids([0]))[0].tolist() == pytest.approx([10.0, 0.0, 0.0, 0.0])
+
+
+def test_when_all_updates_grow_the_usual_length_follows() -> None:
+    lengths = [1.0] * 4
+    world = World(Secant(gamma=0.0, theta=0.0), away(lengths), clients=8, length=8, trained=8)
+    world.step([0, 1, 2, 3], [0] * 4, 0.25)
+    grown = World(Secant(gamma=0.0, theta=0.0), away([5.0] * 8), clients=8, length=8, trained=8)
+    grown.secant.restore(world.secant.state() | {"length": torch.zeros(8).double()})
+    found = [float(grown.step([4 + number % 4], [0], 1.0)[4 + number % 4]) for number in range(1)]
+    assert found == pytest.approx([2.0])
+    assert float(grown.secant.state()["usual"]) == pytest.approx(1.1)
+
+
+def test_without_a_limit_no_update_is_shortened() -> None:
+    lengths = [1.0, 1.0]
+    world = World(Secant(gamma=0.0, theta=0.0, longest=float("inf")), away(lengths))
+    world.step([0, 1], [0, 0], 0.5)
+    lengths[1] = 1000.0
+    assert (world.step([0, 1], [1, 1], 0.5) - world.versions[1]).tolist() == pytest.approx([0.5, 500.0])
 
 
 def test_theta_says_how_well_entries_foretell_updates() -> None:

@@ -44,6 +44,8 @@ class Updates:
     """The models that they were trained from, [K, d]."""
     step_size: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """The number of its steps times their learning rate, where the aggregator corrects gradients; else empty."""
+    share: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """How much of its change counts, where the aggregator shortens changes; else empty: all of it."""
 
     def __len__(self) -> int:
         return len(self.client)
@@ -51,11 +53,12 @@ class Updates:
     @property
     def deltas(self) -> Tensor:
         """What the clients' training changed, [K, d]."""
-        return self.rows - self.start
+        return self.deltas_in(slice(None), slice(None))
 
     def deltas_in(self, rows: slice, columns: slice) -> Tensor:
         """Some rows and columns of `deltas`."""
-        return self.rows[rows, columns] - self.start[rows, columns]
+        deltas = self.rows[rows, columns] - self.start[rows, columns]
+        return deltas.mul_(deltas.new_tensor(self.share[rows, None])) if len(self.share) else deltas
 
     def part(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Updates:
         """Some of these updates, by a mask or by their places in rising order."""
@@ -65,8 +68,8 @@ class Updates:
         in_a_row = len(places) > 0 and places[-1] - places[0] + 1 == len(places)
         index = slice(places[0], places[-1] + 1) if in_a_row else places.tolist()
         named = (self.client[places], self.base[places], self.weight[places], self.picked[places])
-        sizes = self.step_size[places] if len(self.step_size) else self.step_size
-        return Updates(*named, rows=self.rows[index], start=self.start[index], step_size=sizes)
+        sizes, shares = (kept[places] if len(kept) else kept for kept in (self.step_size, self.share))
+        return Updates(*named, rows=self.rows[index], start=self.start[index], step_size=sizes, share=shares)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from safa.protocol.records import Ids
 __all__ = ["RowPerClient", "each_client_once", "weighted"]
 
 _CHUNK_BYTES = 2**24  # what is summed at a time, in double precision; not a part of memory_mb: sums depend on it
+_GPU_CHUNK_BYTES = 2**28  # the same on a GPU, which is waited for at every chunk
 _REFRESH = 20  # steps from one exact sum to the next
 
 
@@ -48,7 +49,8 @@ class RowPerClient(Aggregator):
         self._has_row = np.zeros(len(sizes), dtype=np.bool_)
         self._sum = torch.zeros_like(versions.model, dtype=torch.float64)  # of n_k times the row, of who is present
         self._age = 0
-        self._chunk = max(1, _CHUNK_BYTES // (8 * versions.model.numel()))
+        room = _CHUNK_BYTES if versions.model.device.type == "cpu" else _GPU_CHUNK_BYTES
+        self._chunk = max(1, room // (8 * versions.model.numel()))
 
     def follow(self, joined: Ids, sizes: NDArray[np.float64], left: Ids) -> None:
         """Correct the sum by the rows of those who came, went or have a new n_k; no other row is read."""

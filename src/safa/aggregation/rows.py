@@ -6,7 +6,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 
 import numpy as np
@@ -207,18 +207,16 @@ class RowTable:
         if self._are_in_first(places):
             self._block(0).index_copy_(0, _index(places, self._block(0)), rows.to(self._block(0)))
             return
-        for block, offsets, which in self._by_block(places):
-            held = self._block(block)
-            held[_index(offsets, held)] = rows[_index(which, rows)].to(held)
+        for held, offsets, which in self._by_block(places):
+            held[offsets] = rows[which].to(held)
 
     def _read(self, places: Ids) -> Tensor:
         if self._are_in_first(places):
             held = self._block(0)
             return held.index_select(0, _index(places, held)).to(self._like.device)
         found = self._like.new_empty(len(places), self._like.numel())
-        for block, offsets, which in self._by_block(places):
-            held = self._block(block)
-            found[_index(which, found)] = held[_index(offsets, held)].to(found.device)
+        for held, offsets, which in self._by_block(places):
+            found[which] = held[offsets].to(found.device)
         return found
 
     def _views(self, places: Ids) -> list[Tensor]:
@@ -229,13 +227,19 @@ class RowTable:
         """Whether all of these places are in the first block, as they are where rows are small or few."""
         return len(places) > 0 and int(places.max()) < self._per_block
 
-    def _by_block(self, places: Ids) -> Iterator[tuple[int, Ids, Ids]]:
-        """Each block that has some of these places, with where they are in it and which of the places they are."""
+    def _by_block(self, places: Ids) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Each block that has some of these places, with where they are in it and which of the places they are.
+
+        The indices of all blocks are copied to a GPU at once: it has to be waited for at every copy.
+        """
         blocks, offsets = np.divmod(places, self._per_block)
         order = np.argsort(blocks, kind="stable")
-        for which in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
-            if len(which):
-                yield int(blocks[which[0]]), offsets[which], which
+        all_offsets, all_which = _index(offsets[order], self._like), _index(order, self._like)
+        ends = [*(np.flatnonzero(np.diff(blocks[order])) + 1).tolist(), len(order)]
+        for first, end in pairwise([0, *ends]):
+            if end > first:
+                held = self._block(int(blocks[order[first]]))
+                yield held, all_offsets[first:end].to(held.device), all_which[first:end]
 
     def _block(self, number: int) -> Tensor:
         if number not in self._blocks:

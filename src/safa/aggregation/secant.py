@@ -20,15 +20,21 @@ H, whatever their n_k, as in FedBuff, MIFA and CA2FL: the delta of a client that
 larger by itself. With gamma = 1, H is the step of SAFA's cache of models, with gamma = 0 that of MIFA's cache of
 updates. Nothing has to be set.
 
-A step uses the gamma and theta of the steps before it, so that its updates can be gone through once, and a coefficient
-does not depend on what it is applied to. Buffers of a model, such as the statistics of batch norm, are no part of the
-inner products, and are averaged: w := w + sum a_i (x_i - w), which keeps a variance positive.
+Before all that, a delta that is more than `longest` times as long as usual, and as that of its client before, is
+shortened: clients whose training diverges for once must not carry the model off, and one that always has more to say
+than others is heard. Usual is the median length of the deltas of a step, as a moving mean over the steps; a step enters
+it with at most `longest` times the one before.
+
+A step uses gamma, theta and the usual length of the steps before it, so that its updates can be gone through once, and
+a coefficient does not depend on what it is applied to. Buffers of a model, such as the statistics of batch norm, are no
+part of lengths and inner products, and are averaged: w := w + sum a_i (x_i - w), which keeps a variance positive.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,7 +51,8 @@ from safa.protocol.records import Ids, Rule
 __all__ = ["Secant"]
 
 _FIRST_GAMMA = 0.5  # before there are two updates of one client
-_KEPT_PER_STEP = 0.9  # of what theta is estimated from
+_LONGEST = 2.0  # times the usual length
+_KEPT_PER_STEP = 0.9  # of what theta is estimated from, and of the usual length
 _LEAST_MEMORY = 10  # pairs that gamma is estimated from, at least; else as many as there are clients
 
 _Rows = Tensor | list[Tensor]
@@ -92,12 +99,23 @@ class Secant(UpdateCache):
     name = "secant"
     rules = frozenset({Rule.AVERAGE, Rule.DELTA})
 
-    def __init__(self, *, gamma: float | None = None, theta: float | None = None, one_gamma: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        gamma: float | None = None,
+        theta: float | None = None,
+        one_gamma: bool = False,
+        longest: float = _LONGEST,
+    ) -> None:
         """`gamma` and `theta` are estimated, unless they are given; with theta = 0 entries do not move the model.
 
-        With `one_gamma` it is N / Q for all numbers of the model.
+        With `one_gamma` it is N / Q for all numbers of the model. A delta is at most `longest` times as long as usual,
+        or as the one before of its client; with infinity, none is shortened.
         """
         super().__init__()
+        if not longest >= 1:
+            raise SafaError(f"longest must be at least 1 times the usual length, or inf, not {longest!r}")
+        self.longest = longest
         self._one_gamma = one_gamma
         self._fixed_gamma, self._fixed_theta = _checked("gamma", gamma), _checked("theta", theta)
         self.theta = 0.0 if theta is None else theta
@@ -110,6 +128,8 @@ class Secant(UpdateCache):
         self._base_sum = torch.zeros_like(self._sum)  # of that version's model, of who is present
         self._slope = self._sum.new_zeros(2, versions.trained)  # numerators and denominators of gamma
         self._fit = np.zeros(2)  # and of theta
+        self._length = np.zeros(len(sizes))  # of every client's entry
+        self._usual = 0.0  # length of a delta; 0 before there was one
         first = _FIRST_GAMMA if self._fixed_gamma is None else self._fixed_gamma
         self._gamma = torch.full_like(versions.model[: versions.trained], first)
 
@@ -125,12 +145,17 @@ class Secant(UpdateCache):
     def keep(self, updates: Updates) -> None:
         """Entries of these clients := what their training changed, and the versions that they started from."""
         for some in each_client_once(updates):
-            clients, share = some.client, self._shares()[some.client]
-            known = self._has_row[clients]
-            replaced = np.append(some.base, self._base[clients[known]])
-            self._add_bases(replaced, np.append(share, -share[known]))
-            self._base[clients] = some.base
-            super().keep(some)
+            lengths = self._lengths(some)
+            self._keep(*self._shortened(some, lengths))
+
+    def _keep(self, updates: Updates, lengths: NDArray[np.float64]) -> None:
+        """The same for shortened updates, which have these lengths now; every client has one."""
+        clients, share = updates.client, self._shares()[updates.client]
+        known = self._has_row[clients]
+        replaced = np.append(updates.base, self._base[clients[known]])
+        self._add_bases(replaced, np.append(share, -share[known]))
+        self._base[clients], self._length[clients] = updates.base, lengths
+        super().keep(updates)
 
     def references(self) -> set[int]:
         """The versions that entries were trained from."""
@@ -138,12 +163,15 @@ class Secant(UpdateCache):
 
     def _direction(self, step: Step) -> tuple[Tensor, float]:
         mean, direction = self._mean_entry(), torch.zeros_like(self._sum)
-        tally = _Tally.like(direction[: self.versions.trained])
+        tally, lengths = _Tally.like(direction[: self.versions.trained]), [np.empty(0)]
         for part in step.updates:
-            for some in each_client_once(part):
+            for whole in each_client_once(part):
+                lengths.append(self._lengths(whole))
+                some, allowed = self._shortened(whole, lengths[-1])
                 self._add_fresh(some, direction)
                 self._compare(some.part(some.picked & self._has_row[some.client]), direction, tally)
-                self.keep(some)
+                self._keep(some, allowed)
+        self._get_used_to(np.concatenate(lengths))
         direction[: self.versions.trained].add_(mean, alpha=self.theta * tally.weight)
         self._estimate(tally)
         return direction, 1.0
@@ -155,6 +183,30 @@ class Secant(UpdateCache):
             return torch.zeros_like(self._sum[:trained])
         away = torch.sub(self._base_sum[:trained], self.versions.model[:trained], alpha=whole)
         return torch.addcmul(self._sum[:trained], away, self._gamma.double()).div_(whole)
+
+    def _lengths(self, updates: Updates) -> NDArray[np.float64]:
+        """The lengths of the deltas."""
+        model = self.versions.model[: self.versions.trained]
+        squares = torch.zeros(len(updates), dtype=torch.float64, device=model.device)
+        for rows, columns in blocks(len(updates), model):
+            squares[rows] += updates.deltas_in(rows, columns).square_().sum(1)
+        return squares.sqrt_().cpu().numpy()
+
+    def _shortened(self, updates: Updates, lengths: NDArray[np.float64]) -> tuple[Updates, NDArray[np.float64]]:
+        """Updates with deltas of these lengths, the deltas that are too long shortened, and their lengths then."""
+        most = self.longest * np.maximum(self._length[updates.client], self._usual or math.inf)
+        allowed = np.minimum(lengths, most)
+        too_long = lengths > allowed
+        if not np.any(too_long):
+            return updates, lengths
+        return replace(updates, share=np.divide(allowed, lengths, out=np.ones_like(lengths), where=too_long)), allowed
+
+    def _get_used_to(self, lengths: NDArray[np.float64]) -> None:
+        """The usual length, after a step of deltas of these."""
+        if len(lengths):
+            now = float(np.median(lengths))
+            before = self._usual or now
+            self._usual = _KEPT_PER_STEP * before + (1 - _KEPT_PER_STEP) * min(now, self.longest * before)
 
     def _add_fresh(self, updates: Updates, direction: Tensor) -> None:
         """Add a_i u_i, and a_i (x_i - w) in the buffers."""
@@ -230,19 +282,23 @@ class Secant(UpdateCache):
         self._add_bases(self._base[known], self._shares()[known])
 
     def _make_room(self, count: int) -> None:
-        self._base = np.append(self._base, np.zeros(max(0, count - len(self._base)), dtype=np.int64))
+        new = max(0, count - len(self._base))
+        self._base = np.append(self._base, np.zeros(new, dtype=np.int64))
+        self._length = np.append(self._length, np.zeros(new))
         super()._make_room(count)
 
     # -- to be continued later ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Also the bases of entries, their sum, and the estimates with what they come from."""
+        """Also the bases and lengths of entries, the sum of bases, and the estimates with what they come from."""
         return super().state() | {
             "base": torch.from_numpy(self._base.copy()),
             "base_sum": self._base_sum.to("cpu", copy=True),
             "slope": self._slope.to("cpu", copy=True),
             "gamma": self._gamma.to("cpu", copy=True),
             "theta": torch.tensor([self.theta, *self._fit], dtype=torch.float64),
+            "length": torch.from_numpy(self._length.copy()),
+            "usual": torch.tensor(self._usual, dtype=torch.float64),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -254,6 +310,8 @@ class Secant(UpdateCache):
         self._gamma = state["gamma"].to(self._gamma.device, copy=True)
         self.theta, *fit = state["theta"].tolist()
         self._fit = np.array(fit)
+        self._length = state["length"].numpy().copy()
+        self._usual = float(state["usual"])
 
 
 def _checked(name: str, share: float | None) -> float | None:

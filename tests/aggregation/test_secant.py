@@ -196,14 +196,15 @@ def test_a_client_whose_updates_are_always_long_is_heard() -> None:
 
 
 def test_when_all_updates_grow_the_usual_length_follows() -> None:
-    lengths = [1.0] * 4
-    world = World(Secant(gamma=0.0, theta=0.0), away(lengths), clients=8, length=8, trained=8)
-    world.step([0, 1, 2, 3], [0] * 4, 0.25)
-    grown = World(Secant(gamma=0.0, theta=0.0), away([5.0] * 8), clients=8, length=8, trained=8)
-    grown.secant.restore(world.secant.state() | {"length": torch.zeros(8).double()})
-    found = [float(grown.step([4 + number % 4], [0], 1.0)[4 + number % 4]) for number in range(1)]
-    assert found == pytest.approx([2.0])
-    assert float(grown.secant.state()["usual"]) == pytest.approx(1.1)
+    """A step enters it with twice the usual length at most, so that it grows by a tenth in a step."""
+    lengths = [1.0] * 60
+    world = World(Secant(gamma=0.0, theta=0.0), away(lengths), clients=60, length=60, trained=60)
+    world.step([0, 1], [0, 0], 1.0)
+    lengths[:] = [100.0] * 60
+    for number in range(1, 30):  # clients without an entry
+        world.step([2 * number, 2 * number + 1], [0, 0], 1.0)
+    found = [float(world.versions.model[2 * number]) for number in range(30)]
+    assert found == pytest.approx([1.0, *(2 * 1.1 ** np.arange(29))])
 
 
 def test_without_a_limit_no_update_is_shortened() -> None:

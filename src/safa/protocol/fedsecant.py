@@ -9,7 +9,8 @@ updates, so that there is no C to set. A client that would take longer than thre
 asked for less work, so that no entry gets very old. FedBuff's exponent is 1/2; a stale update that has been moved to
 where the model is now is worth more.
 
-What is remembered, and how an old entry is brought to where the model is now, is the aggregator's part (`secant`).
+What is remembered, how an old entry is brought to where the model is now, and that an update which is unusually long is
+shortened, is the aggregator's part (`secant`).
 """
 
 from __future__ import annotations

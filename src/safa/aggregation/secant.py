@@ -145,8 +145,7 @@ class Secant(UpdateCache):
     def keep(self, updates: Updates) -> None:
         """Entries of these clients := what their training changed, and the versions that they started from."""
         for some in each_client_once(updates):
-            lengths = self._lengths(some)
-            self._keep(*self._shortened(some, lengths))
+            self._keep(*self._shortened(some, self._lengths(some)))
 
     def _keep(self, updates: Updates, lengths: NDArray[np.float64]) -> None:
         """The same for shortened updates, which have these lengths now; every client has one."""

@@ -67,8 +67,9 @@ class Literal:
                 es.append(e)
         self.entry |= new
         if lengths:
-            before = self.usual or np.median(lengths)
-            self.usual = 0.9 * before + 0.1 * min(np.median(lengths), self.longest * before)
+            now = float(np.median(lengths))
+            before = self.usual or now
+            self.usual = 0.9 * before + 0.1 * min(now, self.longest * before)
         self.estimate(slope, pairs, us, es, len(step.present))
         return model
 
@@ -76,8 +77,9 @@ class Literal:
         """A delta, at most so many times as long as usual, or as that of its client before."""
         if not self.usual:
             return delta
-        own = np.linalg.norm(self.entry[client][0]) if client in self.entry else 0.0
-        return delta * min(1.0, self.longest * max(own, self.usual) / max(np.linalg.norm(delta), 1e-300))
+        own = float(np.linalg.norm(self.entry[client][0])) if client in self.entry else 0.0
+        most, length = self.longest * max(own, self.usual), float(np.linalg.norm(delta))
+        return delta * (most / length) if length > most else delta
 
     def old(self, client: int, model: Row) -> Row:
         delta, base, _ = self.entry[client]

@@ -477,7 +477,7 @@ def test_the_verdict_is_against_the_best_rival(made: Arena) -> None:
     near, far = results.verdicts()
     for verdict in (near, far):
         standings = results.worlds[verdict.world]
-        rivals = {name: one.seconds_or_end for name, one in standings.items() if name != "safa"}
+        rivals = {name: one.rank for name, one in standings.items() if name != "safa"}
         assert verdict.rival == min(rivals, key=lambda name: rivals[name])
         assert verdict.ratio == standings["safa"].ratio(standings[verdict.rival])
         served = [one.worst_tenth.mean for name, one in standings.items() if name != "safa" and one.worst_tenth]
@@ -488,6 +488,16 @@ def test_the_verdict_is_against_the_best_rival(made: Arena) -> None:
     ((first, second, beyond),) = results.equal_worlds()
     assert (first, second) == ("near", "far")
     assert beyond is not None
+
+
+def test_protocols_that_reached_no_target_are_ranked_by_their_metric(made: Arena) -> None:
+    for judged in made.judged():
+        missed = replace(judged, tuned=replace(judged.tuned, targets=[2.0]))
+        standings = [Standing(missed, name, 0.01) for name in missed.runs]
+        assert [standing.rank[0] for standing in standings] == pytest.approx([judged.tuned.world.horizon_s] * 3)
+        ends = [standing.metric.mean for standing in sorted(standings, key=lambda one: one.rank) if standing.metric]
+        assert len(ends) == 3
+        assert ends == sorted(ends, reverse=True)
 
 
 def test_page_and_markdown_show_the_same_tables(made: Arena) -> None:

@@ -102,6 +102,12 @@ class Standing:
         return math.exp(fmean(map(math.log, times)))
 
     @property
+    def rank(self) -> tuple[float, float]:
+        """The shortest times to the targets come first, of equal ones the best metric at the horizon."""
+        sign = -1 if self.judged.tuned.world.higher else 1
+        return self.seconds_or_end, sign * self.metric.mean if self.metric else math.inf
+
+    @property
     def metric(self) -> Interval | None:
         """The metric at the horizon."""
         return self._mean([run.curve.at(self.judged.tuned.world.horizon_s) for run in self.runs])
@@ -280,7 +286,7 @@ def _mean_curve(standing: Standing) -> list[tuple[float, float]]:
 def _verdict(world: str, standings: Mapping[str, Standing], win: Win) -> Verdict:
     own = standings[win.protocol]
     rivals = [standing for name, standing in standings.items() if name != win.protocol]
-    best = min(rivals, key=lambda standing: standing.seconds_or_end)
+    best = min(rivals, key=lambda standing: standing.rank)
     ratio = own.ratio(best)
     served = _better_by(own, [own.worst_tenth], [rival.worst_tenth for rival in rivals])
     return Verdict(

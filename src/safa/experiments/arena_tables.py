@@ -195,7 +195,7 @@ def _world(results: Results, name: str) -> Part:
         f"Task {world.task}{f', {settings}' if settings else ''}; horizon {world.horizon_s:,.0f} s, {len(one.runs)} "
         f"seeds. Targets: {world.metric} {' and '.join(f'{target:g}' for target in targets)}."
     )
-    ordered = sorted(standings.values(), key=lambda standing: standing.seconds_or_end)
+    ordered = sorted(standings.values(), key=lambda standing: standing.rank)
     head = [
         "protocol",
         *(f"to {target:g}, s" for target in targets),

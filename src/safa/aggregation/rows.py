@@ -208,7 +208,7 @@ class RowTable:
             self._block(0).index_copy_(0, _index(places, self._block(0)), rows.to(self._block(0)))
             return
         for held, offsets, which in self._by_block(places):
-            held[offsets] = rows[which].to(held)
+            held[offsets] = rows[which.to(rows.device)].to(held)
 
     def _read(self, places: Ids) -> Tensor:
         if self._are_in_first(places):

@@ -170,7 +170,7 @@ class Secant(UpdateCache):
                 self._add_fresh(some, direction)
                 self._compare(some.part(some.picked & self._has_row[some.client]), direction, tally)
                 self._keep(some, allowed)
-        self._get_used_to(np.concatenate(lengths))
+        self._update_usual(np.concatenate(lengths))
         direction[: self.versions.trained].add_(mean, alpha=self.theta * tally.weight)
         self._estimate(tally)
         return direction, 1.0
@@ -200,7 +200,7 @@ class Secant(UpdateCache):
             return updates, lengths
         return replace(updates, share=np.divide(allowed, lengths, out=np.ones_like(lengths), where=too_long)), allowed
 
-    def _get_used_to(self, lengths: NDArray[np.float64]) -> None:
+    def _update_usual(self, lengths: NDArray[np.float64]) -> None:
         """The usual length, after a step of deltas of these."""
         if len(lengths):
             now = float(np.median(lengths))

@@ -13,12 +13,12 @@ from safa.experiments.arena import Arena, Judged, Row, Run
 from safa.experiments.arena_plan import Plan, Win
 from safa.runs.table import csv_line
 
-__all__ = ["Ratio", "Results", "Standing", "Times", "Verdict", "as_csv", "joint_times", "ratio_of_times"]
+__all__ = ["Ratio", "Results", "Standing", "Verdict", "as_csv"]
 
 _SHARES = ("futility", "starved")
 _POINTS = 60  # of a mean curve
 
-Times = Sequence[Sequence[float | None]]
+_Times = Sequence[Sequence[float | None]]
 """For each target when each run reached it, in the order of the seeds; None where it did not."""
 
 
@@ -44,25 +44,6 @@ class Ratio:
         low, high = self.interval.low, self.interval.high
         spread = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
         return f"{sign}{self.interval.mean:.2f}{spread}"
-
-
-def ratio_of_times(mine: Times, theirs: Times, end_s: float) -> Ratio | None:
-    """How many times as long as another protocol one takes, seed by seed, by the geometric mean over the targets.
-
-    None where neither reached any of the targets.
-    """
-    my_all, their_all = ([time for of_target in times for time in of_target] for times in (mine, theirs))
-    if not any(my_all) and not any(their_all):
-        return None
-    bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "~"}[
-        all(my_all), all(their_all)
-    ]
-    return Ratio(paired_ratio(joint_times(mine, end_s), joint_times(theirs, end_s)), bound)
-
-
-def joint_times(times: Times, end_s: float) -> list[float]:
-    """For every seed the geometric mean of the times to the targets; the horizon for those that were missed."""
-    return [math.exp(fmean(math.log(time or end_s) for time in of_seed)) for of_seed in zip(*times, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -92,13 +73,20 @@ class Standing:
         """How many times as long as another protocol it takes; None where neither reached any of the targets."""
         wanted = self.judged.tuned.targets if targets is None else targets
         mine, theirs = ([standing.times(target) for target in wanted] for standing in (self, other))
-        return ratio_of_times(mine, theirs, self.judged.tuned.world.horizon_s)
+        my_all, their_all = ([time for of_target in times for time in of_target] for times in (mine, theirs))
+        if not any(my_all) and not any(their_all):
+            return None
+        bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "~"}[
+            all(my_all), all(their_all)
+        ]
+        end = self.judged.tuned.world.horizon_s
+        return Ratio(paired_ratio(_joint_times(mine, end), _joint_times(theirs, end)), bound)
 
     @property
     def seconds_or_end(self) -> float:
         """The geometric mean over all targets and seeds, with the horizon where a target was missed."""
         tuned = self.judged.tuned
-        times = joint_times([self.times(target) for target in tuned.targets], tuned.world.horizon_s)
+        times = _joint_times([self.times(target) for target in tuned.targets], tuned.world.horizon_s)
         return math.exp(fmean(map(math.log, times)))
 
     @property
@@ -274,6 +262,11 @@ class Results:
             for name, standing in standings.items()
             for time, mean in _mean_curve(standing)
         ]
+
+
+def _joint_times(times: _Times, end_s: float) -> list[float]:
+    """For every seed the geometric mean of the times to the targets; the horizon for those that were missed."""
+    return [math.exp(fmean(math.log(time or end_s) for time in of_seed)) for of_seed in zip(*times, strict=True)]
 
 
 def _mean_curve(standing: Standing) -> list[tuple[float, float]]:

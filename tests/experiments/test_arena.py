@@ -554,13 +554,18 @@ def test_an_arena_in_which_everything_was_tuned_before_is_only_judged(tmp_path: 
     assert {row["tuning_runs"] for row in rows(out / "tuned.csv")} == {"0"}
 
 
-def test_the_ablation_switches_off_parts_in_worlds_of_the_arena() -> None:
-    plan, arena = _own_plan("ablation.toml"), _own_plan("arena.toml")
-    assert len(plan.worlds) == 5
+@pytest.mark.parametrize(
+    ("file", "where", "worlds", "seeds"), [("ablation", "cpu", 5, 10), ("ablation-cnn", "gpu", 2, 5)]
+)
+def test_an_ablation_switches_off_parts_in_worlds_of_the_arena(file: str, where: str, worlds: int, seeds: int) -> None:
+    plan, arena = _own_plan(f"{file}.toml"), _own_plan("arena.toml")
+    assert len(plan.worlds) == worlds
     for name, world in plan.worlds.items():
-        same = arena.worlds[f"cpu-{name}"]
-        assert replace(world, name=same.name, seeds=same.seeds, targets=same.targets) == same
-        assert len(set(world.seeds) - set(same.seeds)) == 10
+        same = arena.worlds[f"{where}-{name}"]
+        assert replace(world, name=same.name, seeds=same.seeds, targets=same.targets, settings=same.settings) == same
+        keys = (world.settings.keys() | same.settings.keys()) - {"device", "memory_mb"}
+        assert all(world.settings.get(key) == same.settings.get(key) for key in keys)
+        assert len(set(world.seeds) - set(same.seeds)) == seeds
     assert {entry.settings["protocol"] for entry in plan.entries.values()} == {"fedsecant"}
 
 

@@ -59,6 +59,7 @@ horizon_s = 400
 lr = [1e-4, 1e-3]
 targets = [0.3]
 judging_seeds = [20, 21]
+trace = [[0, 0, 400], [1, 0, 400], [2, 0, 400], [3, 0, 400], [4, 0, 400]]
 
 [protocols.safa]
 knob = "lag_tolerance"
@@ -509,6 +510,8 @@ def test_page_and_markdown_show_the_same_tables(made: Arena) -> None:
     assert made.plan.digest[:16] in markdown
     assert made.plan.digest[:16] in page
     assert page.count('class="chart"') == 2
+    assert "Task boston, crash_rate 0.1; horizon 500 s" in markdown
+    assert "Task boston, trace of 5 entries; horizon 400 s" in markdown
     for part in json.loads((made.folder / "tables.json").read_text())["parts"]:
         for row in part["rows"]:
             assert "| " + " | ".join(text for text, _ in row) + " |" in markdown
@@ -567,6 +570,13 @@ def test_an_ablation_switches_off_parts_in_worlds_of_the_arena(file: str, where:
         assert all(world.settings.get(key) == same.settings.get(key) for key in keys)
         assert len(set(world.seeds) - set(same.seeds)) == seeds
     assert {entry.settings["protocol"] for entry in plan.entries.values()} == {"fedsecant"}
+
+
+@pytest.mark.usefixtures("real_files")
+@pytest.mark.parametrize("file", ["arena", "ablation", "ablation-cnn"])
+def test_the_plans_that_come_with_the_package_can_be_run(file: str) -> None:
+    plan = _own_plan(f"{file}.toml")
+    plan.check(world for world in plan.worlds.values() if "device" not in world.settings)
 
 
 def test_the_plan_that_comes_with_the_package_can_be_read() -> None:

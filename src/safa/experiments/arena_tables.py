@@ -190,7 +190,7 @@ def _world(results: Results, name: str) -> Part:
     standings = results.worlds[name]
     one = next(iter(standings.values()))
     world, targets = one.judged.tuned.world, one.judged.tuned.targets
-    settings = ", ".join(f"{key} {value}" for key, value in world.settings.items())
+    settings = ", ".join(_setting(key, value) for key, value in world.settings.items())
     words = (
         f"Task {world.task}{f', {settings}' if settings else ''}; horizon {world.horizon_s:,.0f} s, {len(one.runs)} "
         f"seeds. Targets: {world.metric} {' and '.join(f'{target:g}' for target in targets)}."
@@ -205,6 +205,11 @@ def _world(results: Results, name: str) -> Part:
     ]
     rows = [_world_row(results, standing) for standing in ordered]
     return Part(f"World {name}", words, head, rows, name)
+
+
+def _setting(name: str, value: object) -> str:
+    """A setting of a world, in words; what is as long as a trace is in the plan."""
+    return f"{name} of {len(value)} entries" if isinstance(value, list) else f"{name} {value}"
 
 
 def _world_row(results: Results, standing: Standing) -> list[Cell]:

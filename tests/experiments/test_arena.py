@@ -572,8 +572,21 @@ def test_an_ablation_switches_off_parts_in_worlds_of_the_arena(file: str, where:
     assert {entry.settings["protocol"] for entry in plan.entries.values()} == {"fedsecant"}
 
 
+def test_the_confirmation_has_the_worlds_and_rivals_of_the_arena_on_seeds_of_its_own() -> None:
+    plan, arena = _own_plan("confirmation.toml"), _own_plan("arena.toml")
+    assert list(plan.worlds) == [name for name in arena.worlds if name.startswith("cpu-")]
+    for name, world in plan.worlds.items():
+        same = arena.worlds[name]
+        assert replace(world, seeds=same.seeds, targets=same.targets, rates=same.rates) == same
+        assert max(world.rates) >= max(same.rates)
+        assert len(set(world.seeds) - set(same.seeds)) == 20
+    entries = [(replace(entry, values=()), arena.entries[name]) for name, entry in plan.entries.items()]
+    assert all(entry == replace(same, values=()) for entry, same in entries)
+    assert all(set(plan.entries[name].values) >= set(arena.entries[name].values) for name in plan.entries)
+
+
 @pytest.mark.usefixtures("real_files")
-@pytest.mark.parametrize("file", ["arena", "ablation", "ablation-cnn"])
+@pytest.mark.parametrize("file", ["arena", "confirmation", "ablation", "ablation-cnn"])
 def test_the_plans_that_come_with_the_package_can_be_run(file: str) -> None:
     plan = _own_plan(f"{file}.toml")
     plan.check(world for world in plan.worlds.values() if "device" not in world.settings)

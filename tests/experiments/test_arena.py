@@ -9,13 +9,15 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from safa import simulate
 from safa.analysis import Curve
@@ -24,10 +26,13 @@ from safa.cli.program import main
 from safa.errors import SafaError
 from safa.experiments.arena import Arena, Judged, Run, Tuned
 from safa.experiments.arena_plan import Choice, Plan, World
+from safa.experiments.arena_problems import boston_every_third, kdd99_every_third
 from safa.experiments.arena_results import Ratio, Results, Standing
 from safa.experiments.arena_tables import write_results
 from safa.experiments.engines import LocalEngine
 from safa.report import write_report
+from safa.runs import Settings
+from safa.tasks import Problem, boston, kdd99
 
 PLAN = """
 format = "safa arena 1"
@@ -585,8 +590,37 @@ def test_the_confirmation_has_the_worlds_and_rivals_of_the_arena_on_seeds_of_its
     assert all(set(plan.entries[name].values) >= set(arena.entries[name].values) for name in plan.entries)
 
 
+def test_the_plan_of_the_linear_tasks_differs_from_the_arena_in_what_is_tested_and_in_wider_grids() -> None:
+    plan, arena = _own_plan("linear.toml"), _own_plan("arena.toml")
+    assert (list(plan.worlds), plan.tuned) == (["boston", "kdd99"], {})
+    for name, world in plan.worlds.items():
+        same, own = arena.worlds[f"cpu-{name}"], Settings.of(name)
+        assert world.task.endswith(f":{name}_every_third")
+        assert (world.horizon_s, max(world.rates) >= max(same.rates)) == (same.horizon_s, True)
+        expected = {key: same.settings.get(key, getattr(own, key)) for key in world.settings}
+        assert world.settings == pytest.approx(expected)
+        assert same.settings.keys() <= world.settings.keys()
+    entries = [(replace(entry, values=()), arena.entries[name]) for name, entry in plan.entries.items()]
+    assert all(entry == replace(same, values=()) for entry, same in entries)
+    assert plan.entries.keys() == arena.entries.keys()
+
+
 @pytest.mark.usefixtures("real_files")
-@pytest.mark.parametrize("file", ["arena", "confirmation", "ablation", "ablation-cnn"])
+@pytest.mark.parametrize(("make", "task"), [(boston_every_third, boston), (kdd99_every_third, kdd99)])
+def test_every_third_row_of_the_file_is_tested(make: Callable[[], Problem], task: ModuleType) -> None:
+    problem, whole = make(), task.load()
+    rows, targets = (torch.cat(parts) for parts in zip(whole.train, whole.test, strict=True))
+    (train, trained), (test, tested) = problem.train, problem.test
+    assert torch.equal(test, rows[2::3])
+    assert torch.equal(tested, targets[2::3])
+    assert torch.equal(train[0::2], rows[0::3])
+    assert torch.equal(train[1::2], rows[1::3])
+    assert torch.equal(trained[0::2], targets[0::3])
+    assert torch.equal(trained[1::2], targets[1::3])
+
+
+@pytest.mark.usefixtures("real_files")
+@pytest.mark.parametrize("file", ["arena", "confirmation", "linear", "ablation", "ablation-cnn"])
 def test_the_plans_that_come_with_the_package_can_be_run(file: str) -> None:
     plan = _own_plan(f"{file}.toml")
     plan.check(world for world in plan.worlds.values() if "device" not in world.settings)

@@ -1,11 +1,13 @@
 """Write the results of an arena into docs/arena.md.
 
-python docs/arena_table.py DIR             the arena
-python docs/arena_table.py DIR ablation    the ablation
+python docs/arena_table.py DIR                 the arena
+python docs/arena_table.py DIR ablation        an ablation
+python docs/arena_table.py DIR confirmation    the confirmation, without the tables of single worlds
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +21,14 @@ def with_results(page: str, results: str, what: str = "arena") -> str:
     return before + begin + results + end + rest.partition(end)[2]
 
 
+def without_worlds(results: str) -> str:
+    """The results without the tables of single worlds."""
+    parts = re.split(r"^(?=### )", results, flags=re.MULTILINE)
+    return "".join(part for part in parts if not re.match("### World (?!by world\n)", part))
+
+
 if __name__ == "__main__":
-    found = (Path(sys.argv[1]) / "arena.md").read_text(encoding="utf-8")
-    PAGE.write_text(with_results(PAGE.read_text(encoding="utf-8"), found, *sys.argv[2:3]), encoding="utf-8")
+    folder, what = sys.argv[1], (sys.argv[2:] or ["arena"])[0]
+    found = (Path(folder) / "arena.md").read_text(encoding="utf-8")
+    shown = without_worlds(found) if what == "confirmation" else found
+    PAGE.write_text(with_results(PAGE.read_text(encoding="utf-8"), shown, what), encoding="utf-8")

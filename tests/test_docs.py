@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -320,7 +321,9 @@ def test_the_plan_of_the_docs_is_run(
     page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
     (plan,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
-    (example,) = blocks("docs/arena.md")
+    example, fitted = blocks("docs/arena.md")
+    exec(fitted, {})
+    assert f"```\n{capsys.readouterr().out}```" in page
     exec(example, {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["safa", "fedbuff", "fedavg"]
     script = {"__name__": "table", "__file__": str(ROOT / "docs/arena_table.py")}
@@ -329,6 +332,8 @@ def test_the_plan_of_the_docs_is_run(
     written = script["with_results"](page, results)  # type: ignore[operator]
     assert results in written
     assert script["with_results"](written, results) == written  # type: ignore[operator]
+    titles = re.findall("^### (.*)", script["without_worlds"](results), re.MULTILINE)  # type: ignore[operator]
+    assert titles == ["The outcome", "Against the baselines", "World by world", "Tuning"]
 
 
 def test_the_page_on_the_arena_shows_every_protocol_in_every_world_of_the_plan() -> None:
@@ -338,6 +343,28 @@ def test_the_page_on_the_arena_shows_every_protocol_in_every_world_of_the_plan()
     for name in plan.worlds:
         table = page.partition(f"### World {name}\n")[2].partition("###")[0]
         assert {line.split()[1] for line in table.splitlines() if line.startswith("| ")} >= set(plan.entries)
+
+
+@pytest.mark.parametrize("file", ["confirmation", "linear", "ablation"])
+def test_the_page_on_the_arena_has_the_results_of_the_other_plans(file: str) -> None:
+    page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
+    plan = Plan.read(ROOT / f"src/safa/experiments/{file}.toml")
+    shown = page.partition(f"<!-- {file} -->\n")[2].partition(f"<!-- end of {file} -->\n")[0]
+    assert f"checksum `{plan.digest[:16]}`" in shown
+    tuning = shown.partition("### Tuning\n")[2]
+    assert {line.split()[1] for line in tuning.splitlines() if line.startswith("| ")} >= set(plan.entries)
+    assert all(f"| {name} |" in tuning for name in plan.worlds)
+
+
+def test_the_picture_of_the_arena_has_every_world_of_its_tables() -> None:
+    script = {"__name__": "plot", "__file__": str(ROOT / "docs/arena_plot.py")}
+    exec((ROOT / "docs/arena_plot.py").read_text(encoding="utf-8"), script)
+    drawn, shown = script["draw"](), (ROOT / "docs/arena/times.svg").read_text(encoding="utf-8")  # type: ignore[operator]
+    rows = script["rows"]()  # type: ignore[operator]
+    assert Counter(row["result"] for row in rows) == {"arena": 19, "confirmation": 17}
+    for words in {row["world"] for row in rows} | {"arena", "confirmation", "at most", "not known"}:
+        assert f">{words}<" in drawn
+        assert f">{words}<" in shown
 
 
 def test_the_tables_of_the_page_on_performance_are_those_of_what_was_measured(

@@ -1,7 +1,7 @@
 """Write the results of an arena into docs/arena.md.
 
 python docs/arena_table.py DIR                 the arena
-python docs/arena_table.py DIR ablation        an ablation
+python docs/arena_table.py DIR linear          another plan: linear, ablation, ablation-cnn
 python docs/arena_table.py DIR confirmation    the confirmation, without the tables of single worlds
 """
 

@@ -345,7 +345,7 @@ def test_the_page_on_the_arena_shows_every_protocol_in_every_world_of_the_plan()
         assert {line.split()[1] for line in table.splitlines() if line.startswith("| ")} >= set(plan.entries)
 
 
-@pytest.mark.parametrize("file", ["confirmation", "linear", "ablation"])
+@pytest.mark.parametrize("file", ["confirmation", "linear", "ablation", "ablation-cnn"])
 def test_the_page_on_the_arena_has_the_results_of_the_other_plans(file: str) -> None:
     page = (ROOT / "docs/arena.md").read_text(encoding="utf-8")
     plan = Plan.read(ROOT / f"src/safa/experiments/{file}.toml")
